@@ -1,0 +1,429 @@
+"""DreamerV3: a world model learned from replay, and an actor and a critic learned in its imagination.
+
+Hafner, Pasukonis, Ba & Lillicrap 2023, "Mastering Diverse Domains through World Models", in the form of the
+authors' repository. Three things are learned, and each loss says from what:
+
+    real windows      ->  model:  dynamics, representation, obs, reward, discount
+    imagined rollouts ->  actor, critic
+    real windows, with imagined returns as targets  ->  critic (replay_critic)
+
+docs/dreamer.md explains every metric and numbers the details with their sources.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+
+from forethought import nets
+from forethought.imagine import imagine
+from forethought.models.rssm import RSSM, Latent
+from forethought.ops import dists, losses
+from forethought.ops.returns import lambda_returns, survival
+from forethought.ops.stats import ReturnScale
+from forethought.protocols import AbstractPolicy
+from forethought.tree import frozen, polyak
+from forethought.types import Box, Decision, Discrete, PerStep, Spec, Step, TimeStep
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The defaults are the paper's, at size 1m."""
+
+    deter: int = 512
+    """Size of the recurrent state."""
+    hidden: int = 64
+    """Units inside the recurrence, the prior and the posterior."""
+    stoch: int = 32
+    """Number of categorical variables."""
+    classes: int = 4
+    """Classes of each."""
+    units: int = 64
+    """Units of encoder, decoder, heads, actor and critic."""
+    blocks: int = 8
+    """Diagonal blocks of the recurrence."""
+    layers: int = 3
+    """Layers of encoder, decoder, actor and critic."""
+    bins: int = 255
+    """Bins of the two-hot reward and value; odd."""
+    bin_limit: float = 20.0
+    """The outer bins are at +-symexp of this."""
+
+    envs: int = 1
+    """Environments that are collected from at the same time."""
+    ticks: int = 1
+    """Rows collected in each of them per iteration."""
+    updates: int = 1
+    """Updates per iteration."""
+    prefill: int = 1100
+    """Rows collected by the random policy before the first update, over all environments."""
+    capacity: int = 1_000_000
+    """Rows that replay holds, over all environments."""
+    batch: int = 16
+    """Windows per update."""
+    length: int = 64
+    """Rows per window."""
+
+    horizon: int = 15
+    """Imagined steps per rollout."""
+    starts: int = 64
+    """Rows per window, evenly spaced, from which to imagine; at most `length`."""
+    gamma: float = 1 - 1 / 333
+    """Discount per unit of the environment's duration."""
+    lam: float = 0.95
+    """Of the lambda returns."""
+    actor_gradient: Literal["reinforce", "dynamics"] = "reinforce"
+    """How the actor learns: by the score function, or back through the model (continuous actions only)."""
+    entropy: float = 3e-4
+    """Weight of the actor's entropy."""
+    scale_returns: bool = True
+    """Divide by the percentile range of returns."""
+    scale_rate: float = 0.01
+    """Rate of that range's moving average."""
+    slow_rate: float = 0.02
+    """Polyak rate of the slow critic."""
+    slow_weight: float = 1.0
+    """Weight of the pull of the critic towards the slow critic."""
+    free_nats: float = 1.0
+    """Below this, the KL losses have no gradient."""
+
+    dynamics_weight: float = 1.0
+    """Weight of the loss that trains the prior."""
+    representation_weight: float = 0.1
+    """Weight of the loss that trains the posterior towards the prior."""
+    replay_weight: float = 0.3
+    """Weight of the critic's loss on real rows; 0 leaves it out."""
+
+    learning_rate: float = 4e-5
+    """Of all networks."""
+    warmup: int = 1000
+    """Updates over which the learning rate rises from 0."""
+    clip: float = 0.3
+    """Largest gradient norm of a tensor, as a share of the tensor's own norm."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.starts <= self.length:
+            raise ValueError(f"starts is {self.starts}; it must be from 1 to length ({self.length})")
+        for name in ("envs", "ticks", "updates", "batch", "horizon"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.length < 2:
+            raise ValueError(f"length is {self.length}; a window needs at least 2 rows")
+        if self.bins < 3 or self.bins % 2 == 0:
+            raise ValueError(f"bins is {self.bins}; it must be odd and at least 3")
+        if not 0 <= self.gamma <= 1 or not 0 <= self.lam <= 1:
+            raise ValueError(f"gamma is {self.gamma} and lam {self.lam}; both must be from 0 to 1")
+        if self.deter % self.blocks:
+            raise ValueError(f"deter is {self.deter}; it must be a multiple of blocks ({self.blocks})")
+
+
+def _size(deter: int, hidden: int, classes: int, units: int) -> dict[str, Any]:
+    return dict(deter=deter, hidden=hidden, classes=classes, units=units)
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "1m": {},
+    "12m": _size(2048, 256, 16, 256),
+    "25m": _size(3072, 384, 24, 384),
+    "50m": _size(4096, 512, 32, 512),
+    "100m": _size(6144, 768, 48, 768),
+    "200m": _size(8192, 1024, 64, 1024),
+    "400m": _size(12288, 1536, 96, 1536),
+    "cpu": dict(
+        **_size(64, 64, 8, 64), stoch=8, blocks=4, layers=2, bins=63, batch=16, length=16, starts=4, horizon=12,
+        envs=4, ticks=4, updates=4, prefill=1024, capacity=200_000, gamma=0.985, learning_rate=1e-3, warmup=100,
+        actor_gradient="dynamics",
+    ),
+}  # fmt: skip
+
+METRICS: dict[str, tuple[str, str]] = {
+    "real/loss/dynamics": ("nats", "KL from the stopped posterior to the prior, at least the free nats"),
+    "real/loss/representation": ("nats", "KL from the posterior to the stopped prior, at least the free nats"),
+    "real/loss/obs": ("symlog units^2", "squared error of the reconstruction, summed over keys (discrete keys: nats)"),
+    "real/loss/reward": ("nats", "cross-entropy of the two-hot reward"),
+    "real/loss/discount": ("nats", "cross-entropy of going on against termination"),
+    "real/loss/replay_critic": ("nats", "cross-entropy of the value of real rows; its targets are imagined returns"),
+    "real/prior_entropy": ("nats", "entropy of the prior over all latent variables"),
+    "real/staleness": ("updates", "how many updates ago the replayed actions were chosen, on average"),
+    "imagined/loss/actor": ("scaled return", "the actor's loss over imagined rows"),
+    "imagined/loss/critic": ("nats", "cross-entropy of the value of imagined rows, with the pull to the slow critic"),
+    "imagined/entropy": ("nats", "entropy of the actor at imagined rows"),
+    "imagined/return": ("reward", "lambda return of imagined rows"),
+    "imagined/value": ("reward", "the critic's value of imagined rows"),
+    "imagined/return_scale": ("reward", "what returns are divided by: their 5th to 95th percentile range, at least 1"),
+    "imagined/survival": ("probability", "discounted weight of the last imagined row"),
+    "update/grad_norm": ("1", "norm of the gradient of all parameters before clipping"),
+}
+
+
+class Actor(eqx.Module):
+    """Maps a latent to a distribution over actions, and samples decisions in imagination (protocols.Actor)."""
+
+    net: nets.MLP
+    action: Box | Discrete = eqx.field(static=True)
+
+    def dist(self, latent: Latent) -> dists.Normal | dists.Categorical:
+        out = self.net(latent.features())
+        if isinstance(self.action, Discrete):
+            return dists.Categorical(dists.unimix(out, 0.01))
+        mean, scale = jnp.split(out, 2, -1)
+        return dists.bounded_normal(mean, scale, 0.1, 1.0)
+
+    def decide(self, raw: Array, dist: dists.Normal | dists.Categorical) -> Decision:
+        """The decision for a raw sample, which a Box action keeps in extras: log_prob is the raw sample's."""
+        if isinstance(self.action, Discrete):
+            return Decision(raw, dist.log_prob(raw), raw)
+        return Decision(dists.into_bounds(raw).reshape(self.action.shape), dist.log_prob(raw), raw)
+
+    def __call__(self, latent: Latent, *, key: PRNGKeyArray) -> Decision:
+        dist = self.dist(latent)
+        return self.decide(dist.sample(key=key), dist)
+
+
+class Critic(eqx.Module):
+    """Two-hot value of a latent."""
+
+    net: nets.MLP
+    bins: tuple[int, float] = eqx.field(static=True)
+
+    def logits(self, latent: Latent) -> Float[Array, "*batch K"]:
+        return self.net(latent.features())
+
+    def value(self, latent: Latent) -> Float[Array, "*batch"]:
+        return losses.two_hot_mean(self.logits(latent), losses.symexp_bins(*self.bins))
+
+    def loss(self, logits: Float[Array, "*batch K"], target: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+        bins = losses.symexp_bins(*self.bins)
+        return jnp.vectorize(lambda l, t: losses.two_hot_loss(l, t, bins), signature="(k),()->()")(logits, target)
+
+
+class Params(eqx.Module):
+    """What the optimiser moves."""
+
+    model: RSSM
+    actor: Actor
+    critic: Critic
+
+
+class State(eqx.Module):
+    """Every array needed to go on."""
+
+    params: Params
+    slow_critic: Critic
+    opt_state: PyTree
+    return_scale: ReturnScale
+    updates: Int[Array, ""]
+    """The policy's version."""
+
+
+class Policy(AbstractPolicy):
+    """Filters with the model and acts with the actor; the carry is the latent and the action before."""
+
+    model: RSSM
+    actor: Actor
+    greedy: bool = eqx.field(static=True)
+
+    def initial(self) -> tuple[Latent, Array]:
+        return self.model.initial(), jnp.asarray(self.actor.action.void())
+
+    def __call__(
+        self, carry: tuple[Latent, Array], time_step: TimeStep, *, key: PRNGKeyArray
+    ) -> tuple[tuple[Latent, Array], Decision]:
+        model_key, actor_key = jax.random.split(key)
+        latent = self.model.observe(*carry, time_step.obs, time_step.first, key=model_key)
+        dist = self.actor.dist(latent)
+        raw = dist.mode() if self.greedy else dist.sample(key=actor_key)
+        decision = self.actor.decide(raw, dist)
+        return (latent, decision.action), Decision(decision.action, decision.log_prob)
+
+
+def init(cfg: Config, spec: Spec, *, key: PRNGKeyArray) -> State:
+    """Draws networks for an environment.
+
+    Raises:
+        ValueError: actions without bounds, or an observation that the model cannot take.
+    """
+    if isinstance(spec.action, Box) and not spec.action.bounded:
+        raise ValueError(f"{spec.name}: dreamer needs bounded actions; give the environment an action bound")
+    if isinstance(spec.action, Discrete) and cfg.actor_gradient == "dynamics":
+        raise ValueError(f"{spec.name}: actor_gradient 'dynamics' needs continuous actions; use 'reinforce'")
+    model_key, actor_key, critic_key = jax.random.split(key, 3)
+    model = RSSM(
+        spec, deter=cfg.deter, hidden=cfg.hidden, stoch=cfg.stoch, classes=cfg.classes, units=cfg.units,
+        blocks=cfg.blocks, layers=cfg.layers, bins=cfg.bins, bin_limit=cfg.bin_limit, key=model_key,
+    )  # fmt: skip
+    features = cfg.deter + cfg.stoch * cfg.classes
+    outputs = spec.action.n if isinstance(spec.action, Discrete) else 2 * int(np.prod(spec.action.shape))
+    actor = Actor(nets.MLP(features, cfg.units, cfg.layers, outputs, scale=0.01, key=actor_key), spec.action)
+    critic_net = nets.MLP(features, cfg.units, cfg.layers, cfg.bins, scale=0.0, key=critic_key)
+    params = Params(model, actor, Critic(critic_net, (cfg.bins, cfg.bin_limit)))
+    opt_state = _optimizer(cfg).init(eqx.filter(params, eqx.is_inexact_array))
+    slow_critic = jax.tree.map(jnp.copy, params.critic)
+    return State(params, slow_critic, opt_state, ReturnScale.initial(), jnp.zeros((), jnp.int32))
+
+
+def policy(cfg: Config, state: State, *, greedy: bool = False) -> Policy:
+    """The acting policy: sampled while training, or the mode of the actor."""
+    return Policy(state.params.model, state.params.actor, greedy)
+
+
+def update(cfg: Config, state: State, rows: Step, rule: PerStep, *, key: PRNGKeyArray) -> tuple[State, dict[str, Array]]:
+    """One gradient step on real windows [B, T] and on what is imagined from them."""
+    grads, (return_scale, metrics) = eqx.filter_grad(_objective, has_aux=True)(
+        state.params, cfg, state, rows, rule, key
+    )
+    moves, opt_state = _optimizer(cfg).update(grads, state.opt_state, eqx.filter(state.params, eqx.is_inexact_array))
+    params = eqx.apply_updates(state.params, moves)
+    slow_critic = polyak(state.slow_critic, params.critic, cfg.slow_rate)
+    metrics["update/grad_norm"] = optax.global_norm(grads)
+    return State(params, slow_critic, opt_state, return_scale, state.updates + 1), metrics
+
+
+def _objective(
+    params: Params, cfg: Config, state: State, rows: Step, rule: PerStep, key: PRNGKeyArray
+) -> tuple[Float[Array, ""], tuple[ReturnScale, dict[str, Array]]]:
+    """The sum of all losses; which parameters a term reaches is said by `frozen` and `stop_gradient`."""
+    stop = jax.lax.stop_gradient
+    model_key, dream_key = jax.random.split(key)
+    batch, length = rows.time_step.last.shape
+
+    # The model learns from real windows.
+    model_keys = jax.random.split(model_key, batch)
+    model_losses, latents, entropy = jax.vmap(lambda r, k: _model_losses(cfg, params.model, r, k))(rows, model_keys)
+
+    # The actor dreams, from rows evenly spaced over each window.
+    places = (jnp.arange(cfg.starts) + 1) * length // cfg.starts - 1
+    starts = jax.tree.map(lambda x: x[:, places].reshape(-1, *x.shape[2:]), (stop(latents), rows))
+    dream_keys = jax.random.split(dream_key, batch * cfg.starts)
+    dreamer = params.actor if cfg.actor_gradient == "dynamics" else frozen(params.actor)
+
+    def dream(start: tuple[Latent, Step], key: PRNGKeyArray) -> tuple[Latent, Step]:
+        latent, row = start
+        return imagine(
+            frozen(params.model), dreamer, latent, row.time_step, cfg.horizon,
+            depth=row.depth, policy_version=state.updates, key=key,
+        )  # fmt: skip
+
+    dreams, dream_rows = jax.vmap(dream)(starts, dream_keys)
+    reward, factor = rule(dream_rows.time_step)
+    weight = jax.vmap(survival)(factor.at[:, 0].set(dream_rows.time_step.discount[:, 0]))
+    value = frozen(params.critic).value(dreams)
+    returns = jax.vmap(lambda_returns, (0, 0, 0, 0, None))(reward, factor, value, dream_rows.time_step.last, cfg.lam)
+    return_scale = state.return_scale.add(stop(returns), cfg.scale_rate)
+    scale = return_scale.value() if cfg.scale_returns else 1.0
+    acted = jax.tree.map(lambda x: stop(x)[:, :-1], (dreams, dream_rows, weight))
+    actor_loss, actor_entropy = _actor_loss(cfg, params.actor, acted, returns, stop(value)[:, :-1], scale)
+    critic_loss = _critic_loss(cfg, params.critic, state.slow_critic, acted[0], stop(returns))
+
+    # The critic also learns on the real rows, from what was imagined there.
+    imagined = jnp.where(stop(weight)[:, 0] > 0, stop(returns)[:, 0], 0.0).reshape(batch, -1)
+    boot = params.critic.value(latents).at[:, places].set(imagined)
+    real_reward, real_factor = rule(rows.time_step)
+    targets = jax.vmap(lambda_returns, (0, 0, 0, 0, None))(
+        real_reward, real_factor, stop(boot), rows.time_step.last, cfg.lam
+    )
+    running = ~rows.time_step.last[:, :-1]
+    now = jax.tree.map(lambda x: x[:, :-1], latents)
+    replay_critic = running * _critic_loss(cfg, params.critic, state.slow_critic, now, targets)
+
+    terms = model_losses | {
+        "imagined/loss/actor": acted[2] * actor_loss,
+        "imagined/loss/critic": acted[2] * critic_loss,
+        "real/loss/replay_critic": replay_critic,
+    }
+    weights = {
+        "real/loss/dynamics": cfg.dynamics_weight,
+        "real/loss/representation": cfg.representation_weight,
+        "real/loss/obs": 1.0,
+        "real/loss/reward": 1.0,
+        "real/loss/discount": 1.0,
+        "real/loss/replay_critic": cfg.replay_weight,
+        "imagined/loss/actor": 1.0,
+        "imagined/loss/critic": 1.0,
+    }
+    assert terms.keys() == weights.keys(), (sorted(terms), sorted(weights))
+    means = {name: term.mean() for name, term in terms.items()}
+    live = ~rows.time_step.last
+    metrics = means | {
+        "real/prior_entropy": entropy.mean(),
+        "real/staleness": jnp.sum(live * (state.updates - rows.policy_version)) / jnp.maximum(live.sum(), 1),
+        "imagined/entropy": actor_entropy.mean(),
+        "imagined/return": returns.mean(),
+        "imagined/value": value.mean(),
+        "imagined/return_scale": return_scale.value(),
+        "imagined/survival": weight[:, -1].mean(),
+    }
+    return sum(weights[name] * means[name] for name in weights), (return_scale, metrics)
+
+
+def _model_losses(
+    cfg: Config, model: RSSM, rows: Step, key: PRNGKeyArray
+) -> tuple[dict[str, Float[Array, " T"]], Latent, Float[Array, " T"]]:
+    """The losses of one real window, its latents, and the entropy of the prior."""
+    step = rows.time_step
+    before = jnp.concatenate([jnp.zeros_like(rows.action[:1]), rows.action[:-1]])
+    seen = model.filter(model.initial(), before, step.obs, step.first, key=key)
+    features = seen.latent.features()
+    dynamics, representation = jax.vmap(losses.balanced_kl, (0, 0, None))(seen.post, seen.prior, cfg.free_nats)
+    reward = jax.vmap(lambda l, t: losses.two_hot_loss(l, t, model.bins))(model.reward(features), step.reward)
+    discount = optax.sigmoid_binary_cross_entropy(model.discount(features)[:, 0], step.discount)
+    terms = {
+        "real/loss/dynamics": dynamics,
+        "real/loss/representation": representation,
+        "real/loss/obs": sum(model.obs_loss(features, step.obs).values()),
+        "real/loss/reward": reward,
+        "real/loss/discount": discount,
+    }
+    assert all(term.shape == step.last.shape for term in terms.values()), {k: v.shape for k, v in terms.items()}
+    return terms, seen.latent, -jnp.sum(jnp.exp(seen.prior) * seen.prior, (-2, -1))
+
+
+def _actor_loss(
+    cfg: Config,
+    actor: Actor,
+    acted: tuple[Latent, Step, Array],
+    returns: Float[Array, "N H"],
+    value: Float[Array, "N H"],
+    scale: Float[Array, ""] | float,
+) -> tuple[Float[Array, "N H"], Float[Array, "N H"]]:
+    """The loss of every imagined row that was acted on, and the actor's entropy there."""
+    latents, rows, _ = acted
+    dist = actor.dist(latents)
+    entropy = dist.entropy()
+    if cfg.actor_gradient == "dynamics":  # the returns carry the gradient, through the model, to the actions
+        return -returns / scale - cfg.entropy * entropy, entropy
+    advantage = jax.lax.stop_gradient((returns - value) / scale)
+    return -dist.log_prob(rows.extras) * advantage - cfg.entropy * entropy, entropy
+
+
+def _critic_loss(
+    cfg: Config, critic: Critic, slow: Critic, latents: Latent, targets: Float[Array, "*batch"]
+) -> Float[Array, "*batch"]:
+    """Cross-entropy to the targets, and to the slow critic's values, which keeps the critic from running away."""
+    logits = critic.logits(latents)
+    pull = critic.loss(logits, jax.lax.stop_gradient(slow.value(latents)))
+    return critic.loss(logits, targets) + cfg.slow_weight * pull
+
+
+def _optimizer(cfg: Config) -> optax.GradientTransformation:
+    """LaProp (Ziyin et al. 2020): the gradient is normalised by its running scale, then averaged."""
+    warmup = optax.linear_schedule(0.0, cfg.learning_rate, cfg.warmup) if cfg.warmup else cfg.learning_rate
+    return optax.chain(
+        optax.stateless(lambda grads, params: jax.tree.map(lambda g, p: _clip(g, p, cfg.clip), grads, params)),
+        optax.scale_by_rms(0.999, eps=1e-20, eps_in_sqrt=False, bias_correction=True),
+        optax.ema(0.9),
+        optax.scale_by_learning_rate(warmup),
+    )
+
+
+def _clip(grad: Array, param: Array, share: float) -> Array:
+    """Adaptive gradient clipping (Brock et al. 2021), per tensor."""
+    limit = share * jnp.maximum(1e-3, jnp.linalg.norm(param.ravel()))
+    return grad * jnp.minimum(1.0, limit / jnp.maximum(jnp.linalg.norm(grad.ravel()), 1e-12))

@@ -1,0 +1,114 @@
+"""Environments by name: pure ones in JAX, Gymnasium's, DMControl's, and one's own."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from forethought.envs.host import EnvironmentFault as EnvironmentFault
+from forethought.envs.host import HostBatch as HostBatch
+from forethought.envs.seat import Rules
+from forethought.envs.workers import Maker
+from forethought.protocols import AbstractEnv
+
+if TYPE_CHECKING:
+    import gymnasium
+    from gymnasium.vector import VectorEnv
+
+PURE = {
+    "jax/action-obs-reward": ("tabular", "action_obs_reward"),
+    "jax/action-reward": ("tabular", "action_reward"),
+    "jax/cartpole-swingup": ("control", "CartPoleSwingUp"),
+    "jax/constant-reward": ("tabular", "constant_reward"),
+    "jax/corridor": ("tabular", "corridor"),
+    "jax/delayed-reward": ("tabular", "delayed_reward"),
+    "jax/distractor": ("distractor", "Distractor"),
+    "jax/obs-reward": ("tabular", "obs_reward"),
+    "jax/pendulum": ("control", "Pendulum"),
+    "jax/truncated-reward": ("tabular", "truncated_reward"),
+}
+"""Names of the pure environments, and the module and class or function that makes each."""
+
+
+def make(
+    env: str | gymnasium.Env | VectorEnv | Callable[..., gymnasium.Env] | AbstractEnv,
+    *,
+    num: int = 1,
+    seed: int = 0,
+    processes: int = 0,
+    action_repeat: int = 1,
+    unit: str = "decision",
+    time_limit: int | None = None,
+    **kwargs: Any,
+) -> AbstractEnv | HostBatch:
+    """Makes an environment from a name, an instance or a function.
+
+    `env` is 'jax/NAME' (a pure environment, see `PURE`), 'dmc/DOMAIN-TASK' (DMControl's suite), a Gymnasium id, a
+    gymnasium.Env, a function that returns one, or a Sync- or AsyncVectorEnv, which is taken apart so that its
+    auto-reset mode does not matter. `kwargs` go to whatever makes the environment.
+
+    For host environments: `num` copies on `processes` worker processes (0: in this one); the seed of an episode is a
+    function of (seed, environment, episode). One decision takes `action_repeat` simulator steps and lasts 1 in the
+    unit 'decision', or the steps really taken in the unit 'simulator step'. `time_limit` truncates after that many
+    decisions. A pure environment is returned unbatched, so `num`, `seed` and `processes` are the caller's affair.
+
+    Raises ValueError, in one line, for an unknown name (with the nearest ones) or a setting that does not fit.
+    """
+    rules = Rules(action_repeat, unit, time_limit)
+    if isinstance(env, AbstractEnv) or (isinstance(env, str) and env.startswith("jax/")):
+        if rules != Rules():
+            raise ValueError(
+                "action_repeat, unit and time_limit are for host environments; a pure one has fields of its own"
+            )
+        return env if isinstance(env, AbstractEnv) else _pure(env, kwargs)
+    makers = _makers(env, num, processes, kwargs)
+    return HostBatch(makers, seed=seed, rules=rules, processes=processes)
+
+
+def names() -> list[str]:
+    """The names of the pure environments and, where it is installed, of DMControl's tasks."""
+    from forethought.envs import dmc
+
+    try:
+        return [*PURE, *dmc.names()]
+    except ImportError:
+        return [*PURE]
+
+
+def _pure(name: str, kwargs: dict[str, Any]) -> AbstractEnv:
+    if name not in PURE:
+        raise ValueError(_unknown(name, difflib.get_close_matches(name, PURE, n=3, cutoff=0.3) or list(PURE)))
+    module, attribute = PURE[name]
+    return getattr(importlib.import_module(f"forethought.envs.{module}"), attribute)(**kwargs)
+
+
+def _makers(env: Any, num: int, processes: int, kwargs: dict[str, Any]) -> list[Maker]:
+    from gymnasium import Env
+    from gymnasium.vector import VectorEnv
+
+    from forethought.envs import dmc, gym
+
+    if isinstance(env, Env | VectorEnv):
+        if num != 1 or processes or kwargs:
+            kind = type(env).__name__
+            raise ValueError(
+                f"{kind}: num, processes and further settings are for ids and functions; an instance is what it is"
+            )
+        return [lambda: gym.GymSingle(env)] if isinstance(env, Env) else gym.apart(env)
+    if callable(env):
+        return [functools.partial(gym.by_function, env, kwargs)] * num
+    if not isinstance(env, str):
+        raise ValueError(
+            f"env: a {type(env).__name__} is no environment; give a name, a gymnasium.Env or a function that makes one"
+        )
+    if env.startswith("dmc/"):
+        domain, _, task = env.removeprefix("dmc/").partition("-")
+        return [functools.partial(dmc.DMCSingle, domain, task, kwargs)] * num
+    return [functools.partial(gym.by_id, env, kwargs)] * num
+
+
+def _unknown(name: str, nearest: list[str]) -> str:
+    return f"env: '{name}' is unknown; nearest: {', '.join(nearest)}"

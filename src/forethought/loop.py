@@ -1,0 +1,308 @@
+"""Training loops: real steps go to replay, windows of replay go to the learner, round and round.
+
+An iteration collects `ticks` rows in each of `envs` environments and makes `updates` updates. On pure
+environments that is one compiled program (`PureLoop`):
+
+    collect -> add -> (sample -> update) x updates
+
+On host environments (`HostLoop`) the device learns while the environments step, so the acting parameters are one
+iteration old:
+
+    device   |  learn i-1            |  learn i                |
+    host     |  collect i (params    |  collect i+1 (params    |
+             |  after learn i-2)     |  after learn i-1)       |
+
+A learner is a module such as `algos.dreamer` with Config, PRESETS, METRICS, init, policy and update. Everything
+random in iteration n is a function of (seed, n), so a loop that is saved and restored goes on bit for bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple, Protocol
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int, PRNGKeyArray, PyTree
+
+from forethought import collect, tree
+from forethought.envs.single import EnvironmentFault
+from forethought.protocols import AbstractEnv, HostEnv
+from forethought.replay import Replay, Ring
+from forethought.types import Discount, Step, TimeStep
+
+CHUNK = 32
+"""Iterations per call of the compiled program on pure environments; fewer run when fewer are asked for."""
+
+
+class Learner(Protocol):
+    """The contract of a module in `algos`."""
+
+    Config: Any
+    PRESETS: dict[str, dict[str, Any]]
+    METRICS: dict[str, tuple[str, str]]
+
+    def init(self, cfg: Any, spec: Any, *, key: PRNGKeyArray) -> Any: ...
+    def policy(self, cfg: Any, state: Any, *, greedy: bool = False) -> Any: ...
+    def update(self, cfg: Any, state: Any, rows: Step, rule: Discount, *, key: PRNGKeyArray) -> Any: ...
+
+
+class Chunk(NamedTuple):
+    """What some iterations brought."""
+
+    metrics: dict[str, float]
+    """Averages over the updates made."""
+    episodes: list[tuple[float, int]]
+    """Return and length, in decisions, of every episode that ended."""
+
+
+@dataclasses.dataclass
+class Tally:
+    """Adds up returns and lengths of the episodes of B streams."""
+
+    returns: np.ndarray
+    lengths: np.ndarray
+    decisions: np.ndarray
+    """Actions taken in all, a scalar."""
+
+    @classmethod
+    def empty(cls, streams: int) -> Tally:
+        return cls(np.zeros(streams), np.zeros(streams, np.int64), np.zeros((), np.int64))
+
+    def add(self, time_step: TimeStep) -> list[tuple[float, int]]:
+        """Takes rows [T, B] and returns the episodes that ended in them."""
+        ended = []
+        self.decisions = self.decisions + np.sum(~np.asarray(time_step.first))
+        reward, first, last = (np.asarray(x) for x in (time_step.reward, time_step.first, time_step.last))
+        for r, f, end in zip(reward, first, last, strict=True):
+            self.returns = np.where(f, 0.0, self.returns + r)
+            self.lengths = np.where(f, 0, self.lengths + 1)
+            ended += [(float(self.returns[b]), int(self.lengths[b])) for b in np.flatnonzero(end)]
+        return ended
+
+
+class Pure(eqx.Module):
+    """All of a pure loop but its replay."""
+
+    agent: PyTree
+    streams: collect.Stream
+    iteration: Int[Array, ""]
+    key: PRNGKeyArray
+
+
+def begin(learner: Learner, cfg: Any, env: AbstractEnv, *, key: PRNGKeyArray) -> tuple[Pure, Ring, TimeStep]:
+    """Draws an agent and fills a ring with the random policy's rows; pure, so that it may be vmapped over seeds.
+
+    Returns the loop's state, its ring, and the time steps [T, B] collected so far."""
+    agent_key, stream_key, loop_key = jax.random.split(key, 3)
+    agent = learner.init(cfg, env.spec, key=agent_key)
+    policy, random = learner.policy(cfg, agent), collect.RandomPolicy(env.spec.action)
+    streams = jax.vmap(lambda i: collect.begin(env, random, i, key=stream_key))(jnp.arange(cfg.envs))
+    streams, rows = _collect(env, random, streams, prefill_ticks(cfg), jnp.zeros((), jnp.int32))
+    carry = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x)[None], cfg.envs, 0), policy.initial())
+    streams = dataclasses.replace(streams, carry=carry)
+    ring = Ring.empty(jax.tree.map(lambda x: x[0, 0], rows), cfg.capacity // cfg.envs, cfg.envs).add(rows)
+    return Pure(agent, streams, jnp.zeros((), jnp.int32), loop_key), ring, rows.time_step
+
+
+def iterate(
+    learner: Learner, cfg: Any, env: AbstractEnv, rule: Discount, loop: Pure, ring: Ring
+) -> tuple[Pure, Ring, tuple[dict[str, Array], TimeStep]]:
+    """One iteration on a pure environment; may be scanned, and vmapped over seeds."""
+    policy = learner.policy(cfg, loop.agent)
+    streams, rows = _collect(env, policy, loop.streams, cfg.ticks, loop.agent.updates)
+    ring = ring.add(rows)
+
+    def update(agent: Any, key: PRNGKeyArray) -> tuple[Any, dict[str, Array]]:
+        sample_key, update_key = jax.random.split(key)
+        return learner.update(cfg, agent, ring.sample(cfg.batch, cfg.length, key=sample_key), rule, key=update_key)
+
+    arrays, static = eqx.partition(loop.agent, eqx.is_array)
+
+    def carried(arrays: Any, key: PRNGKeyArray) -> tuple[Any, dict[str, Array]]:
+        agent, metrics = update(eqx.combine(arrays, static), key)
+        return eqx.filter(agent, eqx.is_array), metrics
+
+    keys = jax.random.split(jax.random.fold_in(loop.key, loop.iteration), cfg.updates)
+    arrays, metrics = jax.lax.scan(carried, arrays, keys)
+    metrics = jax.tree.map(lambda x: x.mean(0), metrics)
+    loop = Pure(eqx.combine(arrays, static), streams, loop.iteration + 1, loop.key)
+    return loop, ring, (metrics, rows.time_step)
+
+
+class PureLoop:
+    """Training on a pure environment, a chunk of iterations per call of one compiled program."""
+
+    def __init__(self, learner: Learner, cfg: Any, env: AbstractEnv, rule: Discount, *, seed: int):
+        self.spec, self.cfg, self.env = env.spec, cfg, env
+        self.tally = Tally.empty(cfg.envs)
+        self._episodes: list[tuple[float, int]] = []
+        start = eqx.filter_jit(lambda key: begin(learner, cfg, env, key=key))
+        loop, self.ring, seen = start(jax.random.key(seed))
+        self._arrays, self._static = eqx.partition(loop, eqx.is_array)
+        self._observe(seen)
+
+        def chunk(arrays: Any, ring: Ring, count: Array) -> Any:
+            def body(i: Array, carry: Any) -> Any:
+                arrays, ring, out = carry
+                loop, ring, new = iterate(learner, cfg, env, rule, eqx.combine(arrays, self._static), ring)
+                out = jax.tree.map(lambda xs, x: xs.at[i].set(x), out, new)
+                return eqx.filter(loop, eqx.is_array), ring, out
+
+            shapes = jax.eval_shape(lambda: iterate(learner, cfg, env, rule, eqx.combine(arrays, self._static), ring))
+            out = jax.tree.map(lambda x: jnp.zeros((CHUNK, *x.shape), x.dtype), shapes[2])
+            return jax.lax.fori_loop(0, count, body, (arrays, ring, out))
+
+        self._chunk = jax.jit(chunk, donate_argnums=(0, 1))
+
+    @property
+    def agent(self) -> Any:
+        return eqx.combine(self._arrays, self._static).agent
+
+    def advance(self, iterations: int) -> Chunk:
+        """Runs at most CHUNK iterations. Raises EnvironmentFault or FloatingPointError, naming what was not finite."""
+        count = min(iterations, CHUNK)
+        self._arrays, self.ring, out = self._chunk(self._arrays, self.ring, count)
+        metrics, seen = jax.tree.map(lambda x: np.asarray(x)[:count], out)
+        seen = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), seen)
+        self._observe(seen)
+        episodes, self._episodes = self._episodes, []
+        return Chunk(_finite({name: float(x.mean()) for name, x in metrics.items()}), episodes)
+
+    def _observe(self, seen: TimeStep) -> None:
+        seen = jax.tree.map(np.asarray, seen)
+        for name, x in tree.named_arrays(seen).items():
+            if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all():
+                tick, stream = np.argwhere(~np.isfinite(x))[0][:2]
+                raise EnvironmentFault(
+                    "non-finite",
+                    f"{self.spec.name}: '{name}' is not finite at row "
+                    f"{tick} after decision {int(self.tally.decisions)}, environment {stream}",
+                )
+        self._episodes += self.tally.add(seen)
+
+    def save(self) -> tuple[PyTree, Ring, dict[str, bytes]]:
+        """State, replay and files for a checkpoint."""
+        return (self._arrays, dataclasses.asdict(self.tally)), self.ring, {}
+
+    def like(self) -> tuple[PyTree, Ring]:
+        """Templates to load a checkpoint into."""
+        return (self._arrays, dataclasses.asdict(self.tally)), self.ring
+
+    def restore(self, state: PyTree, ring: Ring, files: dict[str, bytes]) -> None:
+        """Goes on from a checkpoint: `state` and `ring` loaded into the templates, `files` as saved."""
+        self._arrays, tally = state
+        self.tally, self.ring, self._episodes = Tally(**tally), ring, []
+
+
+class HostLoop:
+    """Training on host environments: collecting and learning overlap."""
+
+    def __init__(self, learner: Learner, cfg: Any, env: HostEnv, rule: Discount, *, seed: int):
+        self.spec, self.cfg, self.env, self.seed = env.spec, cfg, env, seed
+        agent_key, stream_key, self._key = jax.random.split(jax.random.key(seed), 3)
+        agent = eqx.filter_jit(lambda key: learner.init(cfg, env.spec, key=key))(agent_key)
+        policy = learner.policy(cfg, agent)
+        self._arrays, self._static = eqx.partition(agent, eqx.is_array)
+        acting, acting_static = eqx.partition(policy, eqx.is_array)
+        self._acting = (tree.copy(acting), jnp.zeros((), jnp.int32))  # parameters and their version
+        self._pending = tree.copy(self._acting)  # what the learning now in flight starts from
+        self.stream = collect.begin_host(env, policy, seed=seed, key=stream_key)
+        self.tally, self.iteration = Tally.empty(env.num), 0
+
+        def learn(arrays: Any, batches: Step, key: PRNGKeyArray) -> Any:
+            def update(arrays: Any, xs: tuple[Step, PRNGKeyArray]) -> Any:
+                agent = eqx.combine(arrays, self._static)
+                agent, metrics = learner.update(cfg, agent, xs[0], rule, key=xs[1])
+                return eqx.filter(agent, eqx.is_array), metrics
+
+            arrays, metrics = jax.lax.scan(update, arrays, (batches, jax.random.split(key, cfg.updates)))
+            agent = eqx.combine(arrays, self._static)
+            acting = (eqx.filter(learner.policy(cfg, agent), eqx.is_array), agent.updates)
+            # A copy, since the next call is given `arrays` to overwrite.
+            return arrays, tree.copy(acting), jax.tree.map(lambda x: x.mean(0), metrics)
+
+        def decide(acting: Any, stream: collect.HostStream) -> tuple[PyTree, Step]:
+            return collect.decide(eqx.combine(acting[0], acting_static), stream, acting[1])
+
+        self._learn, self._decide = jax.jit(learn, donate_argnums=0), jax.jit(decide)
+        example = jax.eval_shape(decide, self._acting, self.stream)[1]
+        example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), example)
+        self.replay = Replay(example, cfg.capacity // env.num, env.num)
+
+    @property
+    def agent(self) -> Any:
+        return eqx.combine(self._arrays, self._static)
+
+    def advance(self, iterations: int) -> Chunk:
+        """Runs some iterations; the first call fills replay at random before. Raises EnvironmentFault,
+        ValueError or FloatingPointError, naming what was not finite."""
+        episodes = [] if self.replay.count else self._prefill()
+        metrics = []
+        for _ in range(iterations):
+            acting = self._acting
+            self.stream, rows = collect.collect_host(
+                self.env, lambda stream, acting=acting: self._decide(acting, stream), self.stream, self.cfg.ticks
+            )
+            self.replay.add(rows)
+            episodes += self.tally.add(rows.time_step)
+            rng = np.random.Generator(np.random.Philox(key=[self.seed, self.iteration]))
+            windows = [self.replay.sample(self.cfg.batch, self.cfg.length, rng=rng) for _ in range(self.cfg.updates)]
+            batches = jax.tree.map(lambda *xs: np.stack(xs), *windows)
+            key = jax.random.fold_in(self._key, self.iteration)
+            self._acting = self._pending
+            self._arrays, self._pending, new = self._learn(self._arrays, batches, key)
+            metrics.append(new)
+            self.iteration += 1
+        metrics = jax.device_get(metrics)
+        return Chunk(_finite({name: float(np.mean([m[name] for m in metrics])) for name in metrics[0]}), episodes)
+
+    def _prefill(self) -> list[tuple[float, int]]:
+        random = collect.RandomPolicy(self.spec.action)
+        decide = jax.jit(lambda stream: collect.decide(random, stream, jnp.zeros((), jnp.int32)))
+        stream = dataclasses.replace(self.stream, carry=None)
+        stream, rows = collect.collect_host(self.env, decide, stream, prefill_ticks(self.cfg))
+        self.stream = dataclasses.replace(stream, carry=self.stream.carry)
+        self.replay.add(rows)
+        return self.tally.add(rows.time_step)
+
+    def save(self) -> tuple[PyTree, Replay, dict[str, bytes]]:
+        snapshot = self.env.snapshot()
+        if snapshot is None:
+            raise ValueError(f"{self.spec.name}: this environment cannot be saved, so the run could not be resumed")
+        return self._state(), self.replay, {"environment": snapshot}
+
+    def like(self) -> tuple[PyTree, Replay]:
+        return self._state(), self.replay
+
+    def restore(self, state: PyTree, replay: Replay, files: dict[str, bytes]) -> None:
+        self._arrays, self._acting, self._pending, self.stream, tally, iteration = state
+        self.tally, self.iteration, self.replay = Tally(**tally), int(iteration), replay
+        time_step = self.env.restore(files["environment"])
+        self.stream = dataclasses.replace(self.stream, time_step=time_step)
+
+    def _state(self) -> PyTree:
+        tally = dataclasses.asdict(self.tally)
+        return self._arrays, self._acting, self._pending, self.stream, tally, np.asarray(self.iteration)
+
+
+def prefill_ticks(cfg: Any) -> int:
+    """Rows per environment that the random policy collects: `prefill` in all, and at least one window."""
+    return max(-(-cfg.prefill // cfg.envs), cfg.length)
+
+
+def _collect(
+    env: AbstractEnv, policy: Any, streams: collect.Stream, ticks: int, version: Int[Array, ""]
+) -> tuple[collect.Stream, Step]:
+    """Collects rows [T, B] from streams [B]."""
+    one = lambda stream: collect.collect(env, policy, stream, ticks, policy_version=version)  # noqa: E731
+    return jax.vmap(one, out_axes=(0, 1))(streams)
+
+
+def _finite(metrics: dict[str, float]) -> dict[str, float]:
+    bad = [name for name, value in metrics.items() if not np.isfinite(value)]
+    if bad:
+        raise FloatingPointError(f"training diverged: {', '.join(bad)} not finite; the last checkpoint is good")
+    return metrics

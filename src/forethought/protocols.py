@@ -1,0 +1,108 @@
+"""The interfaces: environments, world models and policies, pure and on the host."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any, Protocol, runtime_checkable
+
+import equinox as eqx
+import numpy as np
+from jaxtyping import Array, PRNGKeyArray, PyTree
+
+from forethought.types import Decision, Outcome, Spec, TimeStep
+
+
+class AbstractEnv(eqx.Module):
+    """A pure JAX environment: unbatched (the caller vmaps), and it never resets itself."""
+
+    @property
+    @abc.abstractmethod
+    def spec(self) -> Spec: ...
+
+    @abc.abstractmethod
+    def reset(self, *, key: PRNGKeyArray) -> tuple[PyTree, TimeStep]:
+        """Begins an episode: (state, first time step)."""
+
+    @abc.abstractmethod
+    def step(self, state: PyTree, action: Array, *, key: PRNGKeyArray) -> tuple[PyTree, TimeStep]:
+        """Takes one action in an episode that has not ended."""
+
+
+@runtime_checkable
+class HostEnv(Protocol):
+    """A batch of B stateful environments on the host (NumPy). It never resets itself either.
+
+    `send` starts the steps of the environments in `where` and returns at once; `recv` waits for them and
+    returns the whole batch's time step, in which the rows that were neither stepped nor reset keep their
+    latest one. A reset takes one tick, and an ended environment is never stepped (ValueError).
+    """
+
+    spec: Spec
+    num: int
+
+    def reset(self, where: np.ndarray | None = None, *, seed: int | None = None) -> TimeStep:
+        """Resets the environments in `where` (bool [B]; None: all). With a seed, every stream begins anew:
+        an episode's seed is a function of (seed, environment, episode)."""
+        ...
+
+    def send(self, action: np.ndarray, where: np.ndarray | None = None) -> None: ...
+
+    def recv(self) -> TimeStep: ...
+
+    def snapshot(self) -> bytes | None:
+        """All that `restore` needs to go on exactly here; None: this environment cannot."""
+        ...
+
+    def restore(self, snapshot: bytes) -> TimeStep: ...
+
+    def close(self) -> None: ...
+
+
+class AbstractWorldModel(eqx.Module):
+    """A learned or exact model of an environment, unbatched: anybody's model can be audited behind these three."""
+
+    @abc.abstractmethod
+    def initial(self) -> PyTree:
+        """The latent before anything was seen."""
+
+    @abc.abstractmethod
+    def observe(self, latent: PyTree, action: Array, obs: PyTree, first: Array, *, key: PRNGKeyArray) -> PyTree:
+        """The latent at t from the latent and action at t - 1 and what was seen at t.
+
+        Where `first`, latent and action are void and forgotten."""
+
+    @abc.abstractmethod
+    def imagine(self, latent: PyTree, action: Array, *, key: PRNGKeyArray) -> tuple[PyTree, Outcome]:
+        """One imagined step: the latent at t + 1 and what the model expects to see there."""
+
+
+class HeadedModel(AbstractWorldModel):
+    """A world model whose outcome is a function of the latent alone, so that rollouts may compute it afterwards."""
+
+    @abc.abstractmethod
+    def advance(self, latent: PyTree, action: Array, *, key: PRNGKeyArray) -> PyTree:
+        """The latent of the next imagined step."""
+
+    @abc.abstractmethod
+    def outcome(self, latent: PyTree) -> Outcome:
+        """What the model expects to see at a latent."""
+
+    def imagine(self, latent: PyTree, action: Array, *, key: PRNGKeyArray) -> tuple[PyTree, Outcome]:
+        latent = self.advance(latent, action, key=key)
+        return latent, self.outcome(latent)
+
+
+class AbstractPolicy(eqx.Module):
+    """Acts with a carry, which holds filters, plans and running options; unbatched."""
+
+    @abc.abstractmethod
+    def initial(self) -> PyTree: ...
+
+    @abc.abstractmethod
+    def __call__(self, carry: PyTree, time_step: TimeStep, *, key: PRNGKeyArray) -> tuple[PyTree, Decision]: ...
+
+
+class Actor(Protocol):
+    """Maps a latent to a decision; what acts inside a model."""
+
+    def __call__(self, latent: Any, *, key: PRNGKeyArray) -> Decision: ...

@@ -1,0 +1,207 @@
+"""The nouns: time steps, rows of data, what an environment declares, and the rules that discount."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import Bool, Float, Int, PyTree
+
+Array = jax.Array | np.ndarray
+
+
+class TimeStep(eqx.Module):
+    """What an environment says at one moment.
+
+    One time step has scalar fields; collected or batched ones share leading axes (`*batch`).
+
+    Time: `obs` is at t; `reward`, `discount`, `duration` and `reward_delay` are the consequence of the
+    action at t - 1 and void (0, 1, 0, 0) on a first time step.
+    """
+
+    obs: PyTree[Array]
+    """A dict of arrays, one per key of `Spec.obs`."""
+    reward: Float[Array, "*batch"]
+    discount: Float[Array, "*batch"]
+    """0.0 only on true termination; 1.0 otherwise, -1.0 where the other player moves next."""
+    first: Bool[Array, "*batch"]
+    last: Bool[Array, "*batch"]
+    """The episode ended here for any reason; truncated = last and discount != 0."""
+    duration: Float[Array, "*batch"]
+    """Primitive time that passed since the previous time step, in `Spec.unit`."""
+    reward_delay: Float[Array, "*batch"]
+    """When, after the action, the reward came, in `Spec.unit`; 0.0 is the discrete convention."""
+    legal: Bool[Array, "*batch choices"] | None = None
+    """Mask over discrete actions; None: all are legal."""
+
+
+class Decision(eqx.Module):
+    """What a policy did at one time step."""
+
+    action: Array
+    log_prob: Float[Array, "*batch"] | None
+    """Log-density of the behaviour policy; None for planners, the same for a whole run."""
+    extras: PyTree = None
+    """What the algorithm declares (search targets, raw samples, latents)."""
+
+
+class Step(eqx.Module):
+    """A row of data: a time step, what was done then, and where it comes from.
+
+        row 0: obs0 first --a0--> row 1: obs1, reward1, ... --a1--> ... row T: obsT, last, void action
+
+    Transitions are consecutive rows of one episode; a transition's depth is its later row's.
+    """
+
+    time_step: TimeStep
+    action: Array
+    """Void (zeros) where `time_step.last`."""
+    log_prob: Float[Array, "*batch"] | None
+    depth: Int[Array, "*batch"]
+    """0 from a real environment, k >= 1 the k-th imagined step."""
+    policy_version: Int[Array, "*batch"]
+    """Number of updates behind the policy that acted, so that staleness is reported, not guessed."""
+    extras: PyTree = None
+
+
+class Outcome(eqx.Module):
+    """What a world model predicts for one imagined step; fields as in `TimeStep`."""
+
+    obs: PyTree[Array] | None
+    """None where the model predicts no observations."""
+    reward: Float[Array, "*batch"]
+    discount: Float[Array, "*batch"]
+    """Expected discount: the probability of going on, in [0, 1]."""
+    duration: Float[Array, "*batch"]
+    reward_delay: Float[Array, "*batch"]
+    legal: Bool[Array, "*batch choices"] | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Box:
+    """Arrays of one shape, with bounds per element.
+
+    A continuous action is always in [-1, 1] where its bounds are finite: the environment maps it to
+    [low, high] per dimension (`native`). An unbounded dimension is passed through.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    low: np.ndarray | float = -np.inf
+    high: np.ndarray | float = np.inf
+
+    @property
+    def bounded(self) -> bool:
+        return bool(np.all(np.isfinite(self.low)) and np.all(np.isfinite(self.high)))
+
+    def void(self) -> np.ndarray:
+        return np.zeros(self.shape, self.dtype)
+
+    def native(self, action: Array) -> Array:
+        """Maps an action in [-1, 1] to [low, high] per dimension; unbounded dimensions pass through."""
+        low, high = np.broadcast_to(self.low, self.shape), np.broadcast_to(self.high, self.shape)
+        bounded = np.isfinite(low) & np.isfinite(high)
+        half = np.where(bounded, (np.where(bounded, high, 1) - np.where(bounded, low, -1)) / 2, 1)
+        middle = np.where(bounded, (np.where(bounded, high, 0) + np.where(bounded, low, 0)) / 2, 0)
+        return middle.astype(self.dtype) + half.astype(self.dtype) * action
+
+
+@dataclasses.dataclass(frozen=True)
+class Discrete:
+    """Integers 0 .. n - 1, as int32 scalars."""
+
+    n: int
+    shape: tuple[int, ...] = ()
+    dtype: str = "int32"
+
+    def void(self) -> np.ndarray:
+        return np.zeros(self.shape, self.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiDiscrete:
+    """A vector of integers, element i in 0 .. n[i] - 1; observations only."""
+
+    n: tuple[int, ...]
+    dtype: str = "int32"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.n),)
+
+
+Space = Box | Discrete | MultiDiscrete
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Spec:
+    """What an environment declares about itself."""
+
+    name: str
+    obs: dict[str, Space]
+    action: Box | Discrete
+    unit: str = "decision"
+    """The unit of `duration` and `reward_delay`: 'decision', 'simulator step' or 'second'."""
+    duration: float | None = 1.0
+    """Duration of an ordinary decision in that unit; None: it varies."""
+    time_limit: int | None = None
+    """Decisions after which an episode is truncated, where known."""
+
+
+class PerStep(eqx.Module):
+    """Discounts by gamma per unit of duration: the factor of a backup is discount * gamma^k."""
+
+    gamma: float
+    unit: str = eqx.field(static=True, default="decision")
+
+    def __call__(self, time_step: TimeStep | Outcome) -> tuple[jax.Array, jax.Array]:
+        """Returns the reward as valued at its action, and the factor of the bootstrap value."""
+        reward = time_step.reward * self.gamma**time_step.reward_delay
+        return reward, time_step.discount * self.gamma**time_step.duration
+
+
+class PerTime(eqx.Module):
+    """Discounts continuous time: the factor is discount * exp(-rate * dt) (Bradtke & Duff 1995).
+
+    `PerTime.of(gamma0, dt0, unit)` is the rule with gamma0 per dt0: Gamma(dt) = gamma0^(dt / dt0).
+    """
+
+    rate: float
+    unit: str = eqx.field(static=True, default="second")
+
+    @classmethod
+    def of(cls, gamma: float, per: float, unit: str = "second") -> PerTime:
+        return cls(-float(np.log(gamma)) / per, unit)
+
+    def __call__(self, time_step: TimeStep | Outcome) -> tuple[jax.Array, jax.Array]:
+        """Returns the reward discounted at its own arrival time, and the factor of the bootstrap value."""
+        reward = time_step.reward * jax.numpy.exp(-self.rate * time_step.reward_delay)
+        return reward, time_step.discount * jax.numpy.exp(-self.rate * time_step.duration)
+
+
+Discount = PerStep | PerTime
+
+
+def check_unit(rule: Discount, spec: Spec) -> None:
+    """Raises ValueError unless the rule discounts in the unit that the environment declares."""
+    if rule.unit != spec.unit:
+        raise ValueError(
+            f"{spec.name}: discount rule {type(rule).__name__} counts in '{rule.unit}' but the environment's "
+            f"duration is in '{spec.unit}'; give the rule unit='{spec.unit}' and a rate that fits it"
+        )
+
+
+def describe(space: Any) -> dict[str, Any]:
+    """The JSON form of a Space or Spec, for config.json and for telling two of them apart."""
+    if isinstance(space, Spec):
+        own = {f.name: getattr(space, f.name) for f in dataclasses.fields(space)}
+        own["obs"] = {key: describe(value) for key, value in space.obs.items()}
+        return {**own, "action": describe(space.action)}
+    own = {"kind": type(space).__name__, "shape": list(space.shape), "dtype": space.dtype}
+    if isinstance(space, Box):
+        bounds = {"low": space.low, "high": space.high}
+        return own | {k: [str(x) for x in np.broadcast_to(v, space.shape).ravel()] for k, v in bounds.items()}
+    return own | {"n": list(space.n) if isinstance(space, MultiDiscrete) else space.n}

@@ -1,0 +1,10 @@
+"""Every test runs with shapes and types checked: jaxtyping's annotations are enforced by beartype."""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("MUJOCO_GL", "disable")
+
+from jaxtyping import install_import_hook  # noqa: E402
+
+install_import_hook("forethought", "beartype.beartype")

@@ -1,6 +1,7 @@
 """The rings: which rows they hold, which windows they give, what they refuse."""
 
 import dataclasses
+import functools
 
 import equinox as eqx
 import jax
@@ -42,10 +43,18 @@ def example(rows):
 EXAMPLE = example(make_rows(0, 1))
 
 
+add = jax.jit(Ring.add)
+add_seeds = jax.jit(jax.vmap(Ring.add))
+windows = jax.jit(Ring.windows, static_argnums=3)
+sample = jax.jit(Ring.sample, static_argnums=(1, 2))
+n_step_targets = jax.jit(n_step_returns, static_argnums=4)
+lambda_targets = jax.jit(lambda_returns)
+
+
 def ring_of(kind, capacity, *chunks, streams=1):
     ring = Ring.empty(EXAMPLE, capacity, streams) if kind is Ring else Replay(EXAMPLE, capacity, streams)
     for rows in chunks:
-        ring = ring.add(rows) or ring
+        ring = add(ring, rows) if isinstance(ring, Ring) else ring.add(rows) or ring
     return ring
 
 
@@ -57,7 +66,7 @@ def filled(kind, capacity, count, streams=1, chunk=3, length=5):
 
 def draw(ring, batch, length, seed=0):
     if isinstance(ring, Ring):
-        return jax.jit(lambda r, k: r.sample(batch, length, key=k))(ring, jax.random.key(seed))
+        return sample(ring, batch, length, key=jax.random.key(seed))
     return ring.sample(batch, length, rng=np.random.default_rng(seed))
 
 
@@ -96,7 +105,7 @@ def test_windows_are_drawn_uniformly(kind):
 def test_host_and_device_give_the_same_windows(chunk):
     device, host = filled(Ring, 7, 38, 3, chunk), filled(Replay, 7, 38, 3, chunk)
     stream, start = np.array([0, 2, 1, 1]), np.array([31, 34, 33, 32])
-    ours, theirs = device.windows(jnp.asarray(stream), jnp.asarray(start), 4), host.windows(stream, start, 4)
+    ours, theirs = windows(device, stream, start, 4), host.windows(stream, start, 4)
     assert eqx.tree_equal(jax.device_get(ours), theirs)
     np.testing.assert_array_equal(numbers(theirs), start[:, None] + [0, 1, 2, 3])
     assert eqx.tree_equal(jax.device_get(device.data), host.data)
@@ -157,13 +166,14 @@ def test_targets_stop_at_a_truncation_wherever_the_ring_wraps(kind, offset, gamm
     episodes = make_rows(8 + offset, 16 + offset, reward=reward, last=last, first=first)
     ring = ring_of(kind, 8, make_rows(0, 8), make_rows(8, 8 + offset), episodes)
     start = np.array([8 + offset])
-    window = jax.tree.map(lambda x: jnp.asarray(x[0]), ring.windows(np.array([0]), start, 8))
+    take = ring.windows if kind is Replay else functools.partial(windows, ring)
+    window = jax.tree.map(lambda x: jnp.asarray(x[0]), take(np.array([0]), start, 8))
     value = jnp.array([-50.0, -60.0, bootstrap, 1000.0, 1000.0, 1000.0, 1000.0, 0.0])
     valued, factor = PerStep(gamma)(window.time_step)
     expected = [1 + gamma + gamma**2 * bootstrap, 1 + gamma * bootstrap, 0.0]
     for targets in (
-        n_step_returns(valued, factor, value, window.time_step.last, 3),
-        lambda_returns(valued, factor, value, window.time_step.last, 1.0),
+        n_step_targets(valued, factor, value, window.time_step.last, 3),
+        lambda_targets(valued, factor, value, window.time_step.last, 1.0),
     ):
         np.testing.assert_allclose(targets[:3], expected, rtol=1e-5)
 
@@ -176,7 +186,7 @@ def test_the_end_of_a_slice_is_no_termination(kind, trajectory, length):
     # The cut acts as a truncation: with value 40 everywhere the final target is reward + 0.9 * 40.
     valued, factor = PerStep(0.9)(jax.tree.map(jnp.asarray, window.time_step))
     value, last = jnp.full((50, length), 40.0), jnp.asarray(window.time_step.last)
-    targets = jax.vmap(lambda r, f, v, e: lambda_returns(r, f, v, e, 0.25))(valued, factor, value, last)
+    targets = jax.jit(jax.vmap(lambda_returns, (0, 0, 0, 0, None)))(valued, factor, value, last, 0.25)
     np.testing.assert_allclose(targets[:, -1], window.time_step.reward[:, -1] + 36, rtol=1e-5)
 
 
@@ -207,7 +217,7 @@ def test_values_that_are_not_finite_are_refused_by_name_and_place(bad, name, cha
     with pytest.raises(ValueError, match=rf"'{name}' is not finite at row 7 of stream 1"):
         host.add(rows)
     assert host.count == 6 and eqx.tree_equal(before, host.data)
-    device = filled(Ring, 8, 6, 2).add(rows)
+    device = add(filled(Ring, 8, 6, 2), rows)
     with pytest.raises(ValueError, match=rf"'{name}' is not finite at row 7 of stream 1"):
         device.since(6)
 
@@ -239,7 +249,7 @@ def _put_obs(time_step, value):
 def test_rows_of_another_kind_are_refused_by_name(kind, rows, message):
     ring = filled(kind, 8, 0)
     with pytest.raises(ValueError, match=message):
-        jax.jit(ring.add)(rows) if isinstance(ring, Ring) else ring.add(rows)
+        add(ring, rows) if isinstance(ring, Ring) else ring.add(rows)
 
 
 def test_capacity_is_announced_and_refused_where_it_cannot_fit():
@@ -275,23 +285,19 @@ def test_rows_since_a_number(kind, since, expected):
     assert eqx.tree_equal(rows, jax.tree.map(np.asarray, make_rows(*expected, 2)))
 
 
-@pytest.mark.parametrize("count", [3, 8, 21])
+@pytest.mark.parametrize("count", [3, 9, 21])
 def test_a_ring_of_many_seeds_goes_to_the_host_and_back(count):
-    def seeds(ring):
-        for start in range(0, count, 3):
-            rows = [make_rows(start, start + 3, 2, length=4 + seed) for seed in range(3)]
-            ring = jax.vmap(Ring.add)(ring, jax.tree.map(lambda *x: jnp.stack(x), *rows))
-        return ring
-
     empty = jax.vmap(lambda _: Ring.empty(EXAMPLE, 9, 2))(jnp.arange(3))
-    ring = seeds(empty)
-    total = -(-count // 3) * 3
-    host = Replay(EXAMPLE, 9, 6, count=max(0, total - 9))
+    ring = empty
+    for start in range(0, count, 3):
+        rows = [make_rows(start, start + 3, 2, length=4 + seed) for seed in range(3)]
+        ring = add_seeds(ring, jax.tree.map(lambda *x: np.stack(x), *rows))
+    host = Replay(EXAMPLE, 9, 6, count=max(0, count - 9))
     host.add(ring.since(0))
     assert eqx.tree_equal(empty.holding(host), ring)
     # Stream 5 of the host is stream 1 of seed 2, whose episodes last 6 rows.
-    window = host.windows(np.array([5]), np.array([total - 3]), 3)
-    np.testing.assert_array_equal(window.time_step.first[0], np.arange(total - 3, total) % 6 == 0)
+    window = host.windows(np.array([5]), np.array([count - 3]), 3)
+    np.testing.assert_array_equal(window.time_step.first[0], np.arange(count - 3, count) % 6 == 0)
     uneven = eqx.tree_at(lambda r: r.count, ring, jnp.array([3, 3, 6]))
     with pytest.raises(ValueError, match="different numbers of rows"):
         uneven.since(0)
@@ -318,5 +324,5 @@ def test_a_scan_over_seeds_equals_a_loop_and_copies_no_ring():
     assert compiled.memory_analysis().temp_size_in_bytes < size / 10
     together = compiled(rings, keys)
     for seed in range(3):
-        alone = run(Ring.empty(EXAMPLE, capacity, 2), keys[seed])
+        alone = jax.jit(run)(Ring.empty(EXAMPLE, capacity, 2), keys[seed])
         assert eqx.tree_equal(jax.tree.map(lambda x, seed=seed: x[seed], together), alone)

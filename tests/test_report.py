@@ -95,18 +95,16 @@ def change(directory: Path, **parts: Any) -> None:
     write(path, {**json.loads(path.read_text()), **parts})
 
 
-def browse(path: Path, profile: Path, *, width: int = 1280, probe: str = "") -> tuple[str, list[str]]:
-    """Opens a page in headless Chromium; returns its document after its scripts ran, and what they complained of.
-
-    `probe` is script text appended to the page.
-    """
+def browse(path: Path, profile: Path, *options: str, width: int = 1280, probe: str) -> tuple[str, list[str]]:
+    """Opens a page, with the script `probe` at its end, in headless Chromium; returns the document after its scripts
+    ran, and what the console said."""
     chromium = shutil.which("chromium")
     assert chromium, "the report's tests open it in a browser: apt-get install chromium"
     page = path.with_name("probed.html")
     page.write_text(path.read_text().replace("</body>", f"<script>{probe}</script></body>"))
     command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars"]
     command += ["--disable-background-networking", f"--user-data-dir={profile}", "--virtual-time-budget=20000"]
-    command += [f"--window-size={width},900", "--enable-logging=stderr", "--dump-dom", page.as_uri()]
+    command += [f"--window-size={width},900", "--enable-logging=stderr", "--dump-dom", *options, page.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
@@ -120,3 +118,226 @@ def words(path: Path) -> str:
 def payloads(path: Path) -> list[dict[str, Any]]:
     found = re.findall(r'<script type="application/json">(.*?)</script>', path.read_text())
     return [json.loads(text) for text in found]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = build(tmp_path_factory.mktemp("run"))
+    assert report.write(directory) == directory / "report.html"
+    return directory
+
+
+# One for each metric: 1 return, 7 other real, 4 imagined, 2 of time; a box of returns; obs of 3 dimensions, reward
+# and discount; error of obs and reward; the layers of time
+PLOTS = (1 + 7 + 4 + 2) + 1 + (3 + 1 + 1) + 2 + 1
+
+PROBE = """
+document.querySelector(".switch")?.click();
+const slider = document.querySelector("input[type=range]");
+if (slider) { slider.value = 30; slider.dispatchEvent(new Event("input")); }
+setTimeout(() => {
+  const edge = root.getBoundingClientRect().right;
+  const beyond = element => !element.closest(".plot") && element.getBoundingClientRect().right > edge;
+  const inked = ({ width, height }, pen) => pen.getImageData(0, 0, width, height).data.some(Boolean);
+  root.dataset.found = JSON.stringify({
+    drawn: plots.filter(({ element }) => element.querySelector(".scatterlayer path, .boxlayer path")).length,
+    axes: [...document.querySelectorAll("#error-by-depth .plot")].map(plot => plot.layout.yaxis.type),
+    inked: [...document.querySelectorAll(".scenes canvas")].map(canvas => inked(canvas, canvas.getContext("2d"))),
+    states: [...document.querySelectorAll(".scenes canvas + h4")].map(state => state.textContent),
+    requests: performance.getEntriesByType("resource").map(entry => entry.name),
+    strangers: document.querySelectorAll("img, iframe, object, [onerror]").length,
+    failed: !document.getElementById("failure").hidden,
+    width: edge, beyond: [...document.querySelectorAll(".sheet *")].filter(beyond).length,
+    clipped: plots.filter(({ element }) => element.querySelector(".main-svg").clientWidth > element.clientWidth).length,
+    sheet: getComputedStyle(document.body).backgroundColor, font: plots[0]?.element.layout.font.color,
+  });
+}, 1000);
+"""
+
+
+def found(document: str) -> dict[str, Any]:
+    match = re.search(r'data-found="([^"]*)"', document)
+    assert match, "the probe did not finish"
+    return json.loads(html.unescape(match[1]))
+
+
+def test_browser(run: Path, tmp_path: Path) -> None:
+    document, complaints = browse(run / "report.html", tmp_path, probe=PROBE)
+    assert complaints == []
+    assert "<title>dreamer on pendulum</title>" in document
+    seen = found(document)
+    assert not seen["failed"]
+    assert seen["drawn"] == PLOTS
+    assert seen["requests"] == []
+    assert seen["axes"] == ["log", "log"]
+    assert seen["inked"] == [True, True]
+    assert seen["states"] == ["real, depth 0", "imagined, depth 26"]  # step 30, after steps 0 to 4 were seen
+    assert seen["sheet"] == "rgb(244, 246, 248)" and seen["font"] == "#566172"
+
+
+def test_phone_in_the_dark(run: Path, tmp_path: Path) -> None:
+    # Chromium opens no window under 500 pixels here: the rules for phones hold there, and the page is made narrower
+    narrow = 'root.style.width = "375px";' + PROBE
+    dark = "--blink-settings=preferredColorScheme=0"
+    seen = found(browse(run / "report.html", tmp_path, dark, width=375, probe=narrow)[0])
+    assert seen["width"] == 375
+    assert seen["beyond"] == 0 and seen["clipped"] == 0
+    assert seen["sheet"] == "rgb(13, 18, 24)" and seen["font"] == "#9fabba"
+
+
+def test_text_from_outside_is_text(tmp_path: Path) -> None:
+    directory = build(tmp_path / "run", rows=3, episode=4, sketch=False)
+    settings = config() | {"env": HOSTILE, "fields": {HOSTILE: HOSTILE}, "metrics": {f"real/{HOSTILE}": [HOSTILE] * 2}}
+    write(directory / "config.json", settings)
+    with (directory / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 64, f"real/{HOSTILE}": 1, f"time/seconds/{HOSTILE}": 1}) + "\n")
+    whole = json.loads((directory / "evaluation.json").read_text())
+    loop, error, episode, dream = (
+        {**whole[name], inner: {HOSTILE: whole[name][inner]["obs"]}}
+        for name, inner in (
+            ("open_loop", "keys"),
+            ("error_by_depth", "keys"),
+            ("episode", "obs"),
+            ("imagined_episode", "obs"),
+        )
+    )
+    error["keys"][HOSTILE][HOSTILE] = error["keys"][HOSTILE]["mean"]
+    error["unit"] = HOSTILE
+    parts = {"open_loop": loop, "error_by_depth": error, "episode": episode, "imagined_episode": dream}
+    change(directory, **parts, returns={"agent": [1.0], HOSTILE: [2.0]}, rule=HOSTILE, env=HOSTILE, step=HOSTILE)
+    path = report.write(directory)
+    assert "<img src=x" not in path.read_text()
+    document, complaints = browse(path, tmp_path, probe=PROBE)
+    seen = found(document)
+    assert complaints == [] and not seen["failed"]
+    assert seen["strangers"] == 0 and seen["requests"] == []
+    assert f"<title>{html.escape(f'dreamer on {HOSTILE}', quote=False)}</title>" in document
+    assert words(path).count("onerror=alert(1)") >= 12
+
+
+def test_first_moments_of_a_run(tmp_path: Path) -> None:
+    write(tmp_path / "config.json", {"algorithm": "dreamer", "env": "pendulum"})
+    text = words(report.write(tmp_path))
+    assert text.count("Not measured:") == 7  # learning, real, imagined, open loop, error, episode, timing
+    assert "none yet" in text and "nothing is said about the agent" in text
+    (tmp_path / "metrics.jsonl").write_text('{"step": 16, "real/loss/obs": 2.5}\n{"step": 32, "rea')
+    path = report.write(tmp_path)
+    assert [payload["traces"][0]["y"] for payload in payloads(path)] == [[2.5]]
+    assert words(path).count("Not measured:") == 6 and "cut off" in words(path)
+    seen = found(browse(path, tmp_path / "profile", probe=PROBE)[0])
+    assert seen["drawn"] == 1 and not seen["failed"]
+
+
+def test_gaps_are_shown_and_counted(tmp_path: Path) -> None:
+    write(tmp_path / "config.json", {})
+    lines = [
+        '{"step": 1, "real/loss/obs": 1}',
+        '{"step": 2, "real/loss/obs": NaN}',
+        '{"step": 3, "real/loss/obs": null}',
+    ]
+    lines += ['{"step": 4, "real/loss/obs": -Infinity}', '{"step": 5}', '{"step": 6, "real/loss/obs": 2}']
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    path = report.write(tmp_path)
+    (curve,) = payloads(path)[0]["traces"]
+    assert curve["x"] == [1, 2, 3, 4, 6] and curve["y"] == [1, None, None, None, 2]
+    assert "3 of 5 values were not finite" in words(path)
+
+
+def test_long_runs_and_wide_observations_are_thinned_and_it_is_said(tmp_path: Path) -> None:
+    path = report.write(build(tmp_path, rows=9000, episode=4500, sketch=False, obs=60))
+    plots = [payload for payload in payloads(path) if "traces" in payload]
+    assert max(len(trace.get("y", [])) for plot in plots for trace in plot["traces"]) <= 2000
+    (film,) = [payload for payload in payloads(path) if "curves" in payload]
+    assert film["length"] == 1500 and film["stride"] == 3  # 4500 frames, of which at most 2000 are kept
+    assert len(film["curves"]) == 1 + 1 + 6
+    assert sum(plot["x"] == "step" for plot in plots) == 6 + 1 + 1
+    assert words(path).count("6 of 60 dimensions are drawn, those that vary most") == 2
+    assert "One frame in 3 of 4500 is kept" in words(path)
+    assert path.stat().st_size < 8e6
+
+
+def test_dimensions_that_vary_most_are_drawn(tmp_path: Path) -> None:
+    directory = build(tmp_path, rows=1, episode=2)
+    true = np.array([[0.0] * 9, [0, 1, 0, 2, 3, 4, 0, 5, 6]])  # dimensions 0, 2 and 6 stand still
+    loop = {"context": 1, "horizon": 1, "keys": {"wide": {"true": true.tolist(), "predicted": true.tolist()}}}
+    change(directory, open_loop=loop)
+    text = words(report.write(directory))
+    assert re.findall(r"wide\[(\d)\]", text) == ["1", "3", "4", "5", "7", "8"]
+
+
+@pytest.mark.parametrize(
+    ("agent", "other", "says"),
+    [
+        # means 10 and 0, each with variance 2.5 over 5 episodes: two standard errors are 2 * sqrt(1) = 2
+        ([8, 9, 10, 11, 12], [-2, -1, 0, 1, 2], "above random"),
+        ([-2, -1, 0, 1, 2], [8, 9, 10, 11, 12], "below random"),
+        ([-0.5, 0.5, 1.5, 2.5, 3.5], [-2, -1, 0, 1, 2], "not told apart from random"),
+        ([0.1, 1.1, 2.1, 3.1, 4.1], [-2, -1, 0, 1, 2], "above random"),
+        ([8, 9, 10, 11], [-2, -1, 0, 1, 2], "too few"),
+    ],
+)
+def test_verdict(tmp_path: Path, agent: list[float], other: list[float], says: str) -> None:
+    write(tmp_path / "config.json", {})
+    write(tmp_path / "evaluation.json", {"step": 1, "rule": "greedy", "returns": {"agent": agent, "random": other}})
+    assert says in words(report.write(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ([0.1, 0.2, 0.3], "at every depth, up to 3"),
+        ([0.1, 0.5, 0.3], "up to depth 1"),
+        ([0.4, 0.1, 0.1], "not, even at the first depth"),
+        ([0.1, None, 0.1], "up to depth 1"),
+    ],
+)
+def test_reach_of_the_model(tmp_path: Path, model: list[float | None], says: str) -> None:
+    write(tmp_path / "config.json", {})
+    curves = {"model": model, "model_sem": [0.01] * 3, "copy last": [0.3, 0.4, 0.9], "mean": [0.6, 0.45, 0.4]}
+    write(
+        tmp_path / "evaluation.json", {"error_by_depth": {"depth": [1, 2, 3], "episodes": 4, "keys": {"obs": curves}}}
+    )
+    text = words(report.write(tmp_path))
+    assert f"Here it is {says}." in text and "4 episodes are too few" in text
+
+
+def test_time_goes_on_where_a_run_was_resumed(tmp_path: Path) -> None:
+    write(tmp_path / "config.json", {})
+    rows = [{"step": step, "time/wall_seconds": wall, "time/seconds/learn": learn} for step, wall, learn in COUNTERS]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = words(report.write(tmp_path))
+    assert "Wall time 1 min 30 s" in text  # 60 s, then 30 s after the counter began anew
+    assert "learn 1 min 03 s 70.0%" in text and "everything else 27.0 s 30.0%" in text
+
+
+COUNTERS = [(16, 40.0, 30.0), (32, 60.0, 40.0), (48, 10.0, 8.0), (64, 30.0, 23.0)]
+
+
+def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no config.json"):
+        report.write(tmp_path)
+    write(tmp_path / "config.json", {"metrics": {"real/loss": "nat"}})
+    with pytest.raises(ValueError, match="real/loss: expected .unit, explanation."):
+        report.write(tmp_path)
+    write(tmp_path / "config.json", {})
+    for line in ('{"step": 1, "x": "2"}', '{"x": 2}', "[1]", '{"step": null}', '{"step": 1, "x": true}', "{", ""):
+        (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1}}\n{line}\n{{"step": 2}}\n')
+        with pytest.raises(ValueError, match="metrics.jsonl: line 2"):
+            report.write(tmp_path)
+    (tmp_path / "metrics.jsonl").unlink()
+    curves = {"model": [1, 2], "mean": [1, 2, 3]}
+    for part, message in (
+        ({"open_loop": {"keys": {}}}, "open_loop: context: missing"),
+        ({"open_loop": {"context": 1, "keys": {"a": {"true": [1]}}}}, "open_loop: a: predicted: missing"),
+        (
+            {"open_loop": {"context": 1, "keys": {"a": {"true": [1], "predicted": [1, 2]}}}},
+            r"open_loop: a: true is \(1, 1\)",
+        ),
+        ({"error_by_depth": {"depth": [1, 2], "episodes": 9, "keys": {"a": curves}}}, "a: mean: 3 values for 2 depths"),
+        ({"episode": {"obs": {}, "reward": [0], "sketch": [[[0, 0, 1, 1]]]}}, "sketch: expected segments"),
+        ({"returns": {"agent": [[1], [2, 3]]}}, "returns: agent: expected rows"),
+    ):
+        write(tmp_path / "evaluation.json", part)
+        with pytest.raises(ValueError, match=f"evaluation.json: .*{message}"):
+            report.write(tmp_path)
+    assert not list(tmp_path.glob("report.html*"))

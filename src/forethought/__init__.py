@@ -1,3 +1,10 @@
 """Forethought: learn a world model, plan in it, and audit it before anything relies on it."""
 
 from forethought._version import __version__ as __version__
+from forethought.envs import make as make
+from forethought.run import Agent as Agent
+from forethought.run import Settings as Settings
+from forethought.run import evaluate as evaluate
+from forethought.run import load as load
+from forethought.run import rollout as rollout
+from forethought.run import train as train

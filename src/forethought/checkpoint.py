@@ -149,11 +149,11 @@ def latest(directory: str | os.PathLike[str]) -> Checkpoint | None:
     return None
 
 
-def load(checkpoint: Checkpoint, like: Tree) -> Tree:
-    """Returns the state saved, with everything that is not an array taken from the template `like`.
+def load(checkpoint: Checkpoint, like: Tree, part: str = "") -> Tree:
+    """Returns the state saved, or its branch `part`, with all that is not an array taken from the template `like`.
 
     Raises CheckpointError, naming the array, where names, shapes or dtypes differ from the template's."""
-    return _unpack(checkpoint.path / STATE, like)
+    return _unpack(checkpoint.path / STATE, like, part)
 
 
 def load_replay(checkpoint: Checkpoint, like: Ring | Replay) -> Ring | Replay:
@@ -316,11 +316,11 @@ def _manifest(path: Path) -> dict[str, Any]:
     return body
 
 
-def _unpack(path: Path, like: Tree) -> Tree:
+def _unpack(path: Path, like: Tree, part: str = "") -> Tree:
     with _errors_name(path):
         content = path.read_bytes()
     try:
-        return packing.unpack(content, like)
+        return packing.unpack(content, like, part)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
 

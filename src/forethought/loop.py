@@ -185,16 +185,20 @@ class PureLoop:
 
     def save(self) -> tuple[PyTree, Ring, dict[str, bytes]]:
         """State, replay and files for a checkpoint."""
-        return (self._arrays, dataclasses.asdict(self.tally)), self.ring, {}
+        return self._state(), self.ring, {}
 
     def like(self) -> tuple[PyTree, Ring]:
         """Templates to load a checkpoint into."""
-        return (self._arrays, dataclasses.asdict(self.tally)), self.ring
+        return self._state(), self.ring
 
     def restore(self, state: PyTree, ring: Ring, files: dict[str, bytes]) -> None:
         """Goes on from a checkpoint: `state` and `ring` loaded into the templates, `files` as saved."""
-        self._arrays, tally = state
-        self.tally, self.ring, self._episodes = Tally(**tally), ring, []
+        self._arrays = dataclasses.replace(state["loop"], agent=state["agent"])
+        self.tally, self.ring, self._episodes = Tally(**state["tally"]), ring, []
+
+    def _state(self) -> PyTree:
+        rest = dataclasses.replace(self._arrays, agent=None)
+        return {"agent": self._arrays.agent, "loop": rest, "tally": dataclasses.asdict(self.tally)}
 
 
 class HostLoop:
@@ -278,14 +282,21 @@ class HostLoop:
         return self._state(), self.replay
 
     def restore(self, state: PyTree, replay: Replay, files: dict[str, bytes]) -> None:
-        self._arrays, self._acting, self._pending, self.stream, tally, iteration = state
-        self.tally, self.iteration, self.replay = Tally(**tally), int(iteration), replay
-        time_step = self.env.restore(files["environment"])
-        self.stream = dataclasses.replace(self.stream, time_step=time_step)
+        self._arrays, self._acting, self._pending = (state[name] for name in ("agent", "acting", "pending"))
+        self.tally, self.iteration, self.replay = Tally(**state["tally"]), int(state["iteration"]), replay
+        # Acting goes on from the very arrays that were saved: the environment's own are equal to them.
+        self.env.restore(files["environment"])
+        self.stream = state["stream"]
 
     def _state(self) -> PyTree:
-        tally = dataclasses.asdict(self.tally)
-        return self._arrays, self._acting, self._pending, self.stream, tally, np.asarray(self.iteration)
+        return {
+            "agent": self._arrays,
+            "acting": self._acting,
+            "pending": self._pending,
+            "stream": self.stream,
+            "tally": dataclasses.asdict(self.tally),
+            "iteration": np.asarray(self.iteration),
+        }
 
 
 def prefill_ticks(cfg: Any) -> int:

@@ -46,13 +46,20 @@ def pack(tree: PyTree) -> bytes:
     return safetensors.numpy.save({name: np.asarray(leaf, order="C") for name, leaf in plain.items()}, {"keys": keys})
 
 
-def unpack(content: bytes, like: Tree) -> Tree:
+def unpack(content: bytes, like: Tree, part: str = "") -> Tree:
     """Returns a tree like the template with the arrays packed: NumPy where it has NumPy, else JAX.
+
+    With `part`, such as 'agent', the template is that of the packed tree's branch of this name.
 
     Raises ValueError, naming the array, where names, shapes or dtypes differ from the template's."""
     template, rest = eqx.partition(like, eqx.is_array)
     named = named_arrays(template)
     arrays, found = _parse(content)
+    if part:
+        arrays, found = (
+            {name.removeprefix(f"{part}/"): x for name, x in table.items() if name.startswith(f"{part}/")}
+            for table in (arrays, found)
+        )
     want = {name: _described(leaf.dtype, _data(leaf).shape) for name, leaf in named.items()}
     faults = [f"'{name}' is missing, the template has {want[name]}" for name in want if name not in found]
     faults += [f"'{name}' is {found[name]}, the template has no such array" for name in found if name not in want]

@@ -103,12 +103,13 @@ def thin(y: np.ndarray) -> np.ndarray:
 
 
 def smooth(y: np.ndarray, width: int) -> np.ndarray:
-    """The mean of the finite values among about `width` neighbours; a gap stays a gap."""
-    there = np.isfinite(y)
-    index = np.arange(len(y))
-    start, stop = np.maximum(index - width // 2, 0), np.minimum(index + width // 2 + 1, len(y))
+    """The mean of the finite values among about `width` neighbours, as many before as after, so that a straight
+    line stays one at its ends too; a gap stays a gap."""
+    there, index = np.isfinite(y), np.arange(len(y))
+    reach = np.minimum(width // 2, np.minimum(index, index[::-1]))
     total, count = (np.concatenate([[0.0], np.cumsum(values)]) for values in (np.where(there, y, 0), there))
-    return np.where(there, (total[stop] - total[start]) / np.maximum(count[stop] - count[start], 1), np.nan)
+    first, after = index - reach, index + reach + 1
+    return np.where(there, (total[after] - total[first]) / np.maximum(count[after] - count[first], 1), np.nan)
 
 
 def numbers(values: np.ndarray, digits: int = 5) -> list[float | None]:

@@ -106,8 +106,9 @@ class Ring(eqx.Module):
         count, lead = int(counts[0]), self.count.ndim
         start = max(row, count - self.capacity, 0)
         slot = np.arange(start, count) % self.capacity
-        rows = jax.tree.map(lambda x: jnp.take(x, slot, axis=lead + 1), self.data)
-        rows = jax.tree.map(lambda x: np.swapaxes(x.reshape(-1, *x.shape[lead + 1 :]), 0, 1), jax.device_get(rows))
+        rows = jax.device_get(jax.tree.map(lambda x: jnp.take(x, slot, axis=lead + 1), self.data))
+        streams = int(np.prod(jax.tree.leaves(self.data)[0].shape[: lead + 1]))
+        rows = jax.tree.map(lambda x: np.swapaxes(x.reshape(streams, *x.shape[lead + 1 :]), 0, 1), rows)
         _check_finite(rows, start)
         return rows
 

@@ -194,14 +194,32 @@ def check_unit(rule: Discount, spec: Spec) -> None:
         )
 
 
-def describe(space: Any) -> dict[str, Any]:
-    """The JSON form of a Space or Spec, for config.json and for telling two of them apart."""
+def describe(space: Spec | Space) -> dict[str, Any]:
+    """The JSON form of a Spec or Space; `spec_from` is its inverse."""
     if isinstance(space, Spec):
         own = {f.name: getattr(space, f.name) for f in dataclasses.fields(space)}
         own["obs"] = {key: describe(value) for key, value in space.obs.items()}
         return {**own, "action": describe(space.action)}
-    own = {"kind": type(space).__name__, "shape": list(space.shape), "dtype": space.dtype}
+    own = {"kind": type(space).__name__}
     if isinstance(space, Box):
-        bounds = {"low": space.low, "high": space.high}
-        return own | {k: [str(x) for x in np.broadcast_to(v, space.shape).ravel()] for k, v in bounds.items()}
+        # As text, since JSON has no infinity.
+        bounds = {name: getattr(space, name) for name in ("low", "high")}
+        texts = {k: [str(x) for x in np.broadcast_to(v, space.shape).ravel()] for k, v in bounds.items()}
+        return own | {"shape": list(space.shape), "dtype": space.dtype} | texts
     return own | {"n": list(space.n) if isinstance(space, MultiDiscrete) else space.n}
+
+
+def spec_from(described: dict[str, Any]) -> Spec:
+    """The Spec that `describe` described. Raises KeyError where a field is missing."""
+    obs = {key: _space_from(value) for key, value in described["obs"].items()}
+    return Spec(**{**described, "obs": obs, "action": _space_from(described["action"])})
+
+
+def _space_from(described: dict[str, Any]) -> Any:
+    if described["kind"] == "Discrete":
+        return Discrete(described["n"])
+    if described["kind"] == "MultiDiscrete":
+        return MultiDiscrete(tuple(described["n"]))
+    shape, dtype = tuple(described["shape"]), described["dtype"]
+    low, high = (np.array(described[k], np.float64).astype(dtype).reshape(shape) for k in ("low", "high"))
+    return Box(shape, dtype, low, high)

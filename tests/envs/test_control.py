@@ -18,18 +18,19 @@ def stepper(env):
 
 
 def rollout(env, position, velocity, actions):
-    """The states [T, joints] and the time steps [T] that actions [T, 1] lead to."""
+    """The states [T, joints] and the time steps [T] that actions [T, 1] lead to, in float64 where jax has it."""
 
     def body(state, action):
         state, time_step = env.step(state, action, key=KEY)
         return state, (state.position, state.velocity, time_step)
 
-    start = MechanicalState(jnp.asarray(position), jnp.asarray(velocity), jnp.zeros((), jnp.int32))
-    return jax.tree.map(np.asarray, jax.jit(lambda s, a: jax.lax.scan(body, s, a)[1])(start, jnp.asarray(actions)))
+    position, velocity, actions = (jnp.array(x, jnp.result_type(float)) for x in (position, velocity, actions))
+    start = MechanicalState(position, velocity, jnp.zeros((), jnp.int32))
+    return jax.tree.map(np.asarray, jax.jit(lambda s, a: jax.lax.scan(body, s, a)[1])(start, actions))
 
 
 def gymnasium_pendulum():
-    env = gymnasium.make("Pendulum-v1")
+    env = gymnasium.make("Pendulum-v1", disable_env_checker=True)  # which would refuse actions in float64
     env.reset(seed=0)
     return env
 
@@ -66,18 +67,22 @@ def test_pendulum_follows_gymnasium_for_an_episode(x64, state_tolerance, reward_
     original, rng = gymnasium_pendulum(), np.random.default_rng(1)
     for _ in range(5):
         angle, speed = rng.uniform([-np.pi, -1], [np.pi, 1])
-        actions = rng.uniform(-1, 1, (200, 1)).astype(np.float32)
+        actions = rng.uniform(-1, 1, (200, 1))
         with jax.enable_x64(x64):
             positions, velocities, time_step = rollout(Pendulum(), [angle], [speed], actions)
         original.reset()
         original.unwrapped.state = np.array([angle, speed])
-        for t in range(200):
-            obs, reward, terminated, truncated, _ = original.step(2 * actions[t])
-            state = np.array([positions[t, 0], velocities[t, 0]])
-            np.testing.assert_allclose(state, original.unwrapped.state, rtol=0, atol=state_tolerance)
-            np.testing.assert_allclose(time_step.obs["obs"][t], obs, rtol=0, atol=state_tolerance + 1e-6)
-            np.testing.assert_allclose(time_step.reward[t], reward, rtol=0, atol=reward_tolerance)
-            assert time_step.last[t] == (terminated or truncated) == (t == 199)
+        states, rows = [], []
+        for action in actions:
+            rows.append(original.step(2 * action))
+            states.append(original.unwrapped.state)
+        obs, reward, terminated, truncated, _ = map(np.array, zip(*rows, strict=True))
+        found = np.concatenate([positions, velocities], axis=1)
+        np.testing.assert_allclose(found, states, rtol=0, atol=state_tolerance)
+        np.testing.assert_allclose(time_step.obs["obs"], obs, rtol=0, atol=state_tolerance + 1e-6)
+        np.testing.assert_allclose(time_step.reward, reward, rtol=0, atol=reward_tolerance)
+        np.testing.assert_array_equal(time_step.last, terminated | truncated)
+        np.testing.assert_array_equal(np.flatnonzero(time_step.last), [199])
         assert (time_step.discount == 1).all() and not time_step.first.any()
         assert (time_step.duration == 1).all() and (time_step.reward_delay == 0).all()
 
@@ -150,15 +155,17 @@ def test_cartpole_follows_dmcontrol_for_200_steps(x64, tolerance):
         dm.reset()
         start = dm.physics.data.qpos.copy(), dm.physics.data.qvel.copy()
         held = np.repeat(rng.choice([-1.0, 1.0], (8, 1)), 25, axis=0)
-        actions = (held if n % 2 else rng.uniform(-1, 1, (200, 1))).astype(np.float32)
+        actions = held if n % 2 else rng.uniform(-1, 1, (200, 1))
         with jax.enable_x64(x64):
             positions, velocities, time_step = rollout(CartPoleSwingUp(), *start, actions)
-        for t in range(200):
-            expected = dm.step(actions[t])
-            np.testing.assert_allclose(positions[t], dm.physics.data.qpos, rtol=0, atol=tolerance)
-            np.testing.assert_allclose(velocities[t], dm.physics.data.qvel, rtol=0, atol=tolerance)
-            np.testing.assert_allclose(time_step.reward[t], expected.reward, rtol=0, atol=max(tolerance / 10, 1e-6))
-            furthest = max(furthest, abs(positions[t, 0]))
+        rows = []
+        for action in actions:
+            reward = dm.step(action).reward
+            rows.append([*dm.physics.data.qpos, *dm.physics.data.qvel, reward])
+        found = np.concatenate([positions, velocities], axis=1)
+        np.testing.assert_allclose(found, np.array(rows)[:, :4], rtol=0, atol=tolerance)
+        np.testing.assert_allclose(time_step.reward, np.array(rows)[:, 4], rtol=0, atol=max(tolerance / 10, 1e-6))
+        furthest = max(furthest, np.abs(positions[:, 0]).max())
     assert furthest > control.RAIL_END
 
 
@@ -193,31 +200,31 @@ def test_cartpole_starts_as_dmcontrol():
 @pytest.mark.parametrize("env", [Pendulum(), CartPoleSwingUp()])
 def test_an_action_beyond_the_bounds_shows_as_nan_and_one_on_them_does_not(env):
     state, first = env.reset(key=KEY)
+    step = stepper(env)
     for action, finite in ((1.0, True), (-1.0, True), (1.0001, False), (-1.5, False), (np.nan, False)):
-        _, time_step = env.step(state, jnp.array([action]), key=KEY)
+        _, time_step = step(state, jnp.array([action]))
         assert np.isfinite(time_step.reward) == finite
-        assert all(np.isfinite(x).all() == finite for x in time_step.obs.values()) or env.spec.name != "jax/pendulum"
-        assert time_step.obs.keys() == env.spec.obs.keys()
+        assert all(np.isfinite(x).all() == finite for x in time_step.obs.values())
     for name, space in env.spec.obs.items():
         assert first.obs[name].shape == space.shape and first.obs[name].dtype == space.dtype
 
 
 @pytest.mark.parametrize("env", [Pendulum(), CartPoleSwingUp()])
-def test_rewards_can_be_differentiated_through_a_rollout(env):
-    """The slope with respect to one action against a central difference, in float64."""
+def test_a_rollout_can_be_differentiated(env):
+    """The slope of the states' sum by one action against a central difference, in float64."""
     with jax.enable_x64(True):
         joints = env.reset(key=KEY)[0].position.shape
         start = MechanicalState(jnp.full(joints, 2.0), jnp.full(joints, 0.3), jnp.int32(0))
 
         def total(shift):
             def body(state, action):
-                state, time_step = env.step(state, action, key=KEY)
+                state, _ = env.step(state, action, key=KEY)
                 return state, state.position.sum() + state.velocity.sum()
 
             actions = jnp.full((20, 1), 0.2).at[3].add(shift)
             return jax.lax.scan(body, start, actions)[1].sum()
 
-        slope = jax.jit(jax.grad(total))(0.0)
+        slope, total = jax.jit(jax.grad(total))(0.0), jax.jit(total)
         expected = (total(1e-5) - total(-1e-5)) / 2e-5
         assert abs(expected) > 0.01 and slope == pytest.approx(float(expected), rel=1e-6)
 

@@ -44,7 +44,7 @@ function traces(data) {
         { ...side, y: trace.band[1].map(edge), fill: "tonexty", fillcolor: faded(ink, 0.18) });
     }
     const several = data.traces.length > 1 && data.traces.some(other => other.role !== trace.role);
-    const line = { color: trace.faint ? faded(ink, 0.3) : ink, width: trace.faint ? 1 : 2 };
+    const line = { color: trace.faint ? faded(ink, 0.25) : ink, width: trace.faint ? 1 : 2 };
     if (several) line.dash = dashes[trace.role] ?? "solid";
     list.push({ x: trace.x, y: trace.y, name, line, mode: trace.y.length <= 30 && !several ? "lines+markers" : "lines",
       marker: { color: ink, size: 5 }, connectgaps: false, hoverinfo: trace.faint ? "skip" : "all",
@@ -67,7 +67,7 @@ function layout(data, width) {
     xaxis: { ...axis, nticks: 5, title: { ...axis.title, text: plain(data.x) }, showgrid: false, ticks: boxes ? "" : "outside",
       tickcolor: colour("line"), type: boxes ? "category" : "linear" },
     yaxis: { ...axis, title: { ...axis.title, text: plain(data.y) }, type: data.log ? "log" : "linear",
-      ...(data.log && { dtick: "D1", nticks: undefined, exponentformat: "power" }), ...(data.range && { range: data.range }) },
+      exponentformat: data.log ? "none" : "SI", ...(data.range && { range: data.range }) },
     shapes: [
       ...(data.shade ? [{ type: "rect", xref: "x", yref: "paper", x0: data.shade[0], x1: data.shade[1], y0: 0, y1: 1,
         fillcolor: faded(soft, 0.18), line: { width: 0 }, layer: "below" }] : []),

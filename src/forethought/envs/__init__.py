@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from forethought.envs.host import EnvironmentFault as EnvironmentFault
@@ -80,12 +80,13 @@ def names() -> list[str]:
 
 def _pure(name: str, kwargs: dict[str, Any]) -> AbstractEnv:
     if name not in PURE:
-        raise ValueError(_unknown(name, difflib.get_close_matches(name, PURE, n=3, cutoff=0.3) or list(PURE)))
+        nearest = difflib.get_close_matches(name, PURE, n=3, cutoff=0.3) or list(PURE)
+        raise ValueError(f"env: '{name}' is unknown; nearest: {', '.join(nearest)}")
     module, attribute = PURE[name]
     return getattr(importlib.import_module(f"forethought.envs.{module}"), attribute)(**kwargs)
 
 
-def _makers(env: Any, num: int, processes: int, kwargs: dict[str, Any]) -> list[Maker]:
+def _makers(env: Any, num: int, processes: int, kwargs: dict[str, Any]) -> Sequence[Maker]:
     from gymnasium import Env
     from gymnasium.vector import VectorEnv
 
@@ -95,20 +96,15 @@ def _makers(env: Any, num: int, processes: int, kwargs: dict[str, Any]) -> list[
         if num != 1 or processes or kwargs:
             kind = type(env).__name__
             raise ValueError(
-                f"{kind}: num, processes and further settings are for ids and functions; an instance is what it is"
+                f"{kind}: an instance takes no num, processes or further settings; give an id or a function"
             )
-        return [lambda: gym.GymSingle(env)] if isinstance(env, Env) else gym.apart(env)
-    if callable(env):
-        return [functools.partial(gym.by_function, env, kwargs)] * num
-    if not isinstance(env, str):
-        raise ValueError(
-            f"env: a {type(env).__name__} is no environment; give a name, a gymnasium.Env or a function that makes one"
-        )
-    if env.startswith("dmc/"):
+        return [functools.partial(gym.single, env, kwargs)] if isinstance(env, Env) else gym.apart(env)
+    if isinstance(env, str) and env.startswith("dmc/"):
         domain, _, task = env.removeprefix("dmc/").partition("-")
         return [functools.partial(dmc.DMCSingle, domain, task, kwargs)] * num
-    return [functools.partial(gym.by_id, env, kwargs)] * num
-
-
-def _unknown(name: str, nearest: list[str]) -> str:
-    return f"env: '{name}' is unknown; nearest: {', '.join(nearest)}"
+    if isinstance(env, str):
+        gym.check_id(env, names())
+    elif not callable(env):
+        kind = type(env).__name__
+        raise ValueError(f"env: a {kind} is no environment; give a name, a gymnasium.Env or a function that makes one")
+    return [functools.partial(gym.single, env, kwargs)] * num

@@ -54,7 +54,7 @@ class Pendulum(SketchedEnv):
         return state, first_step(self._observe(state))
 
     def step(
-        self, state: MechanicalState, action: Float[Array, "1"], *, key: PRNGKeyArray
+        self, state: MechanicalState, action: Float[Array, " 1"], *, key: PRNGKeyArray
     ) -> tuple[MechanicalState, TimeStep]:
         torque = 2 * within_bounds(action)
         from_upright = jnp.mod(state.position + jnp.pi, 2 * jnp.pi) - jnp.pi
@@ -63,7 +63,7 @@ class Pendulum(SketchedEnv):
         state = MechanicalState(state.position + velocity * 0.05, velocity, state.elapsed + 1)
         return state, next_step(self._observe(state), reward, elapsed=state.elapsed, time_limit=self.spec.time_limit)
 
-    def _observe(self, state: MechanicalState) -> dict[str, Float[Array, "3"]]:
+    def _observe(self, state: MechanicalState) -> dict[str, Float[Array, " 3"]]:
         parts = jnp.cos(state.position), jnp.sin(state.position), state.velocity
         return {"obs": jnp.concatenate(parts).astype(jnp.float32)}
 
@@ -118,8 +118,8 @@ def _limit_force(
 
 
 def _acceleration(
-    position: Float[Array, "2"], velocity: Float[Array, "2"], push: Float[Array, ""]
-) -> Float[Array, "2"]:
+    position: Float[Array, " 2"], velocity: Float[Array, " 2"], push: Float[Array, ""]
+) -> Float[Array, " 2"]:
     """Solves the cart-pole's equations of motion for the accelerations (m/s^2, rad/s^2) under a push (N).
 
     With M the total mass, c the pole's mass times the distance of its centre from the hinge, J its inertia about
@@ -140,8 +140,8 @@ def _acceleration(
 
 
 def _runge_kutta(
-    position: Float[Array, "2"], velocity: Float[Array, "2"], push: Float[Array, ""]
-) -> tuple[Float[Array, "2"], Float[Array, "2"]]:
+    position: Float[Array, " 2"], velocity: Float[Array, " 2"], push: Float[Array, ""]
+) -> tuple[Float[Array, " 2"], Float[Array, " 2"]]:
     """Moves position and velocity on by one time step: the classical fourth order, the push held."""
     half = TIMESTEP / 2
     v1, a1 = velocity, _acceleration(position, velocity, push)
@@ -187,7 +187,7 @@ class CartPoleSwingUp(SketchedEnv):
         return state, first_step(self._observe(state))
 
     def step(
-        self, state: MechanicalState, action: Float[Array, "1"], *, key: PRNGKeyArray
+        self, state: MechanicalState, action: Float[Array, " 1"], *, key: PRNGKeyArray
     ) -> tuple[MechanicalState, TimeStep]:
         push = within_bounds(action)[0]
         position, velocity = _runge_kutta(state.position, state.velocity, GEAR * push)

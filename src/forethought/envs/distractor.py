@@ -1,4 +1,4 @@
-"""The environment of the alignment study: half of what is observed, and harder to predict, has no part in the reward."""
+"""The environment of the alignment study: half of what is observed is no part of the reward."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from forethought.types import Box, Spec, TimeStep
 class DistractorState(eqx.Module):
     """The four dimensions and the decisions of the episode so far."""
 
-    vector: Float[Array, "4"]
+    vector: Float[Array, " 4"]
     elapsed: Int[Array, ""]
 
 
@@ -60,7 +60,7 @@ class Distractor(AbstractEnv):
         return state, first_step({"obs": state.vector})
 
     def step(
-        self, state: DistractorState, action: Float[Array, "1"], *, key: PRNGKeyArray
+        self, state: DistractorState, action: Float[Array, " 1"], *, key: PRNGKeyArray
     ) -> tuple[DistractorState, TimeStep]:
         push = action[0] if self.action_bound is None else self.action_bound * within_bounds(action)[0]
         s0, s1, s2, s3 = state.vector

@@ -31,6 +31,9 @@ class DMCSingle(AbstractSingle):
             close = difflib.get_close_matches(name, names(), n=3, cutoff=0.4)
             raise ValueError(f"env: '{name}' is unknown; nearest: {', '.join(close or names()[:3])}")
         self._env = suite.load(domain, task, task_kwargs={"random": MODEL_SEED, **kwargs})
+        if os.environ["MUJOCO_GL"] == "disable":
+            # quadruped-escape sends its terrain to the renderer at every reset: there is none.
+            self._env.physics._make_rendering_contexts = lambda: None
         obs, action = self._env.observation_spec(), self._env.action_spec()
         # DMControl writes "no bound" as MuJoCo's largest value.
         low = np.where(action.minimum <= -self._mujoco.mjMAXVAL, -np.inf, action.minimum)

@@ -8,6 +8,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.error import UnregisteredEnv
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import TimeLimit
 
@@ -20,15 +21,16 @@ from forethought.types import Spec
 class GymSingle(AbstractSingle):
     """A Gymnasium environment; a snapshot of it is its seed and its actions."""
 
-    def __init__(self, env: gymnasium.Env, name: str | None = None):
-        name = name or (env.spec.id if env.spec is not None else type(env.unwrapped).__name__)
+    def __init__(self, env: gymnasium.Env):
+        name = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
         try:
             self._leaves = leaves(env.observation_space)
             action, self._native_action = action_space(env.action_space)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
         self._env = env
-        self.native = {leaf.key: str(leaf.native) for leaf in self._leaves} | {"action": str(env.action_space)}
+        declared = {leaf.key: leaf.native for leaf in self._leaves} | {"action": env.action_space}
+        self.native = {key: " ".join(str(space).split()) for key, space in declared.items()}
         self.spec = Spec(name, {leaf.key: leaf.space for leaf in self._leaves}, action, time_limit=time_limit(env))
 
     def reset(self, seed: int) -> Frame:
@@ -72,17 +74,27 @@ def time_limit(env: gymnasium.Env) -> int | None:
     return min(limits, default=None)
 
 
-def by_id(name: str, kwargs: dict[str, Any]) -> GymSingle:
-    """Makes a registered environment; its observations are checked here, so not by Gymnasium's passive checker."""
-    return GymSingle(gymnasium.make(name, disable_env_checker=True, **kwargs), name)
+def native(env: str | gymnasium.Env | Callable[..., Any], kwargs: dict[str, Any]) -> gymnasium.Env:
+    """The Gymnasium environment of an id, an instance or a function; ValueError where an id cannot be made.
+
+    Observations are checked here, key by key, so Gymnasium's own passive checker is left out.
+    """
+    if isinstance(env, gymnasium.Env):
+        return env
+    if not isinstance(env, str):
+        return env(**kwargs)
+    try:
+        return gymnasium.make(env, disable_env_checker=True, **kwargs)
+    except (gymnasium.error.Error, ImportError) as error:
+        raise ValueError(f"env: '{env}' cannot be made: {error}") from error
 
 
-def by_function(function: Callable[..., gymnasium.Env], kwargs: dict[str, Any]) -> GymSingle:
-    """Makes an environment with a function of one's own."""
-    return GymSingle(function(**kwargs))
+def single(env: str | gymnasium.Env | Callable[..., Any], kwargs: dict[str, Any]) -> GymSingle:
+    """One environment of ours over an id, an instance or a function."""
+    return GymSingle(native(env, kwargs))
 
 
-def apart(vector: VectorEnv) -> list[Callable[[], GymSingle]]:
+def apart(vector: VectorEnv) -> list[Callable[[], AbstractSingle]]:
     """The single environments of a vector environment, one maker each.
 
     Stepped one by one they give the same transitions whatever the auto-reset mode: a vector environment that resets by
@@ -100,7 +112,13 @@ def apart(vector: VectorEnv) -> list[Callable[[], GymSingle]]:
     )
 
 
-def nearest(name: str, more: list[str]) -> list[str]:
-    """The known names most like a wrong one."""
-    known = {known.lower(): known for known in [*gymnasium.registry, *more]}
-    return [known[match] for match in difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4)]
+def check_id(name: str, others: list[str]) -> None:
+    """Raises ValueError, with the nearest of the known names, unless Gymnasium knows the id."""
+    try:
+        gymnasium.spec(name)
+    except UnregisteredEnv as error:
+        known = {known.lower(): known for known in [*gymnasium.registry, *others]}
+        near = [known[match] for match in difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4)]
+        raise ValueError(f"env: '{name}' is unknown; nearest: {', '.join(near) or 'none'}") from error
+    except (gymnasium.error.Error, ImportError) as error:
+        raise ValueError(f"env: '{name}' cannot be made: {error}") from error

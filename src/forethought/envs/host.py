@@ -81,7 +81,7 @@ class HostBatch:
             raise ValueError(f"{self.spec.name}: {self._named(mask & ~self._ready)} is at no step; reset it first")
         action = self._checked(np.asarray(action), mask)
         self._stepping = mask
-        self._seats.start({int(i): action[i] for i in np.flatnonzero(mask)})
+        self._seats.start({int(i): action[i, ...] for i in np.flatnonzero(mask)})
 
     def recv(self) -> TimeStep:
         """Waits for the started steps and returns the whole batch's time step, in arrays of its own."""

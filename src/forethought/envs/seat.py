@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
-from forethought.envs.single import AbstractSingle, EnvironmentFault, Frame, float32
+from forethought.envs.single import AbstractSingle, EnvironmentFault, float32
 from forethought.types import Spec
 
 T = TypeVar("T")
@@ -114,8 +114,9 @@ class Seat:
             self.row = saved
         else:
             self._begin()
-            for action in arrays["actions"]:
-                self.step(action)
+            actions = arrays["actions"]
+            for n in range(len(actions)):
+                self.step(actions[n, ...])
             if not same(saved, self.row):
                 self._fault(
                     "not reproducible", "the same seed and actions led to another row, so it cannot be restored"
@@ -139,9 +140,10 @@ class Seat:
         if not self.single.copyable:
             self.log.append(np.array(action, self.spec.action.dtype))
         self.decisions += 1
-        reward, steps, frame = 0.0, 0, None
-        while frame is None or (steps < self.rules.action_repeat and not (frame.terminated or frame.truncated)):
-            frame: Frame | None = self.single.step(action)
+        frame = self.single.step(action)
+        reward, steps = frame.reward, 1
+        while steps < self.rules.action_repeat and not (frame.terminated or frame.truncated):
+            frame = self.single.step(action)
             reward, steps = reward + frame.reward, steps + 1
         late = self.rules.time_limit is not None and self.decisions >= self.rules.time_limit
         self.row = Row(
@@ -161,9 +163,8 @@ class Seat:
             self._fault(fault.kind, fault.message, fault)
         except Exception as error:
             self._fault("raised", f"raised {type(error).__name__}: {error}", error)
-        raise AssertionError("unreachable")
 
-    def _fault(self, kind: str, what: str, cause: Exception | None = None) -> None:
+    def _fault(self, kind: str, what: str, cause: Exception | None = None) -> NoReturn:
         where = f"environment {self.index}, episode {self.episode}, step {self.decisions}"
         raise EnvironmentFault(kind, f"{self.spec.name}: {where}: {what}") from cause
 

@@ -57,7 +57,7 @@ class Leaf:
 
     def _count(self, name: str, value: np.ndarray, native: spaces.Discrete | spaces.MultiDiscrete) -> np.ndarray:
         n = np.asarray(native.n if isinstance(native, spaces.Discrete) else native.nvec)
-        counted = value.astype(np.int64) - native.start
+        counted = np.asarray(value.astype(np.int64) - native.start)
         if (counted < 0).any() or (counted >= n).any():
             raise EnvironmentFault("value", f"{name} is {value}, outside {native}")
         return counted.astype(np.int32).reshape(self.space.shape)

@@ -1,0 +1,137 @@
+"""The error of a world model by imagined depth, beside baselines that need no model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import PRNGKeyArray, PyTree
+
+from forethought.imagine import open_loop
+from forethought.protocols import AbstractWorldModel
+from forethought.types import Outcome, Spec, Step
+
+CONTEXT = 5
+"""Real rows that the model sees before it imagines."""
+
+_open_loop = eqx.filter_jit(
+    eqx.filter_vmap(lambda model, obs, action, first, key: open_loop(model, obs, action, first, key=key),
+                    in_axes=(None, 0, 0, 0, 0))
+)  # fmt: skip
+
+
+def error_by_depth(
+    model: AbstractWorldModel,
+    spec: Spec,
+    episodes: list[Step],
+    horizon: int,
+    *,
+    windows: int = 8,
+    key: PRNGKeyArray,
+) -> dict[str, Any]:
+    """Measures predictions 1 .. H steps ahead, from windows evenly spaced over real episodes.
+
+    A window is CONTEXT real rows and what followed; depths beyond its episode's end do not count. The error of a
+    quantity is the mean squared error over its elements (for discrete keys the share of wrong elements). Two
+    baselines stand beside the model: "copy last" repeats the last real row, "mean" predicts the mean of these same
+    episodes. The model's prediction is one sample of its rollout.
+
+    Args:
+        episodes: held out from training; those that end within the context are left out.
+        windows: per episode, at most.
+
+    Returns:
+        depth [H], episodes (how many counted), keys {key: errors}, reward, discount; errors is a dict of "model",
+        "model_sem" (standard error over episodes), "copy last" and "mean", lists [H] with None where nothing reached.
+
+    Raises:
+        ValueError: no episode is longer than the context.
+    """
+    episodes = [episode for episode in episodes if len(episode.depth) > CONTEXT]
+    if not episodes:
+        raise ValueError(f"error_by_depth: no episode is longer than the context of {CONTEXT} rows")
+    cut, owner, valid = _windows(episodes, horizon, windows)
+    outcome = predictions(model, cut, key=key)
+    truth = jax.tree.map(lambda x: x[:, CONTEXT:], cut.time_step)
+    seen = jax.tree.map(lambda x: x[:, CONTEXT - 1 : CONTEXT], cut.time_step)
+    mean = jax.tree.map(lambda *xs: np.concatenate(xs).mean(0), *[episode.time_step for episode in episodes])
+
+    def errors(predicted: Any, true: Any, last: Any, average: Any, discrete: bool) -> dict[str, list[float | None]]:
+        def by_depth(guess: Any) -> np.ndarray:
+            wrong = (guess != true) if discrete else (np.asarray(guess, np.float64) - true) ** 2
+            wrong = np.broadcast_to(wrong, true.shape)
+            wrong = wrong.reshape(*valid.shape, -1).mean(-1)
+            return np.stack([_mean(wrong[owner == e], valid[owner == e]) for e in range(len(episodes))])
+
+        average = np.round(average) if discrete else average
+        model_errors = by_depth(predicted)
+        count = np.maximum(np.sum(np.isfinite(model_errors), 0), 1)
+        spread = _nanstd(model_errors) / np.sqrt(count)
+        table = {
+            "model": _nanmean(model_errors),
+            "model_sem": np.where(count > 1, spread, np.nan),
+            "copy last": _nanmean(by_depth(last)),
+            "mean": _nanmean(by_depth(average)),
+        }
+        return {name: [float(x) if np.isfinite(x) else None for x in row] for name, row in table.items()}
+
+    discrete = {key: hasattr(space, "n") for key, space in spec.obs.items()}
+    return {
+        "depth": list(range(1, horizon + 1)),
+        "episodes": len(episodes),
+        "windows": len(owner),
+        "context": CONTEXT,
+        "unit": spec.unit,
+        "keys": {
+            name: errors(outcome.obs[name], truth.obs[name], seen.obs[name], mean.obs[name], discrete[name])
+            for name in (outcome.obs or {})
+        },
+        "reward": errors(outcome.reward, truth.reward, seen.reward, mean.reward, False),
+        "discount": errors(outcome.discount, truth.discount, seen.discount, mean.discount, False),
+    }
+
+
+def predictions(model: AbstractWorldModel, cut: Step, *, key: PRNGKeyArray) -> Outcome:
+    """What the model imagines [N, H] after the CONTEXT first rows of windows [N, CONTEXT + H]."""
+    keys = jax.random.split(key, cut.depth.shape[0])
+    obs = jax.tree.map(lambda x: x[:, :CONTEXT], cut.time_step.obs)
+    args = (obs, cut.action[:, :-1], cut.time_step.first[:, :CONTEXT], keys)
+    return jax.tree.map(np.asarray, _open_loop(model, *args)[1])
+
+
+def _windows(episodes: list[Step], horizon: int, windows: int) -> tuple[Step, np.ndarray, np.ndarray]:
+    """Windows [N, CONTEXT + H], the episode of each, and which imagined rows [N, H] really happened."""
+    cut, owner, valid = [], [], []
+    for e, episode in enumerate(episodes):
+        rows = len(episode.depth)
+        latest = rows - CONTEXT - 1
+        spread = max(1, min(windows, latest // max(horizon // 2, 1) + 1))
+        for start in np.unique(np.linspace(0, max(latest - horizon + 1, 0), spread).astype(int)):
+            places = start + np.arange(CONTEXT + horizon)
+            cut.append(jax.tree.map(lambda x, p=places, n=rows: x[np.minimum(p, n - 1)], episode))
+            owner.append(e)
+            valid.append(places[CONTEXT:] < rows)
+    return jax.tree.map(lambda *xs: np.stack(xs), *cut), np.array(owner), np.array(valid)
+
+
+def _mean(x: np.ndarray, valid: np.ndarray) -> np.ndarray:
+    """The mean over axis 0 of what is valid; NaN where nothing is."""
+    count = valid.sum(0)
+    return np.where(count > 0, np.where(valid, x, 0.0).sum(0) / np.maximum(count, 1), np.nan)
+
+
+def _nanmean(x: np.ndarray) -> np.ndarray:
+    return _mean(x, np.isfinite(x))
+
+
+def _nanstd(x: np.ndarray) -> np.ndarray:
+    """The sample standard deviation over axis 0 of what is finite."""
+    finite = np.isfinite(x)
+    return np.sqrt(np.where(finite, (x - _nanmean(x)) ** 2, 0.0).sum(0) / np.maximum(finite.sum(0) - 1, 1))
+
+
+def as_lists(tree: PyTree) -> Any:
+    """A tree of arrays as JSON lists."""
+    return jax.tree.map(lambda x: np.asarray(x).tolist(), tree)

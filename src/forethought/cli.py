@@ -1,0 +1,275 @@
+"""The command line: train, resume, evaluate, look at a run, and check an environment.
+
+Exit status: 0 success, 1 a check that was asked for does not hold, 2 bad input or a failure, with one line on
+stderr; 130 and 143 for a run that SIGINT or SIGTERM stopped after a checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import inspect
+import json
+import os
+import sys
+import textwrap
+import time
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"forethought: {message} (see {self.prog} --help)", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command and returns its exit status."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    begin = time.monotonic()
+    parser = _parser(arguments)
+    parsed, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        parser.error(f"{unknown[0]} is not an option of '{parsed.command}'")
+    _configure_jax()
+    from forethought.checkpoint import CheckpointError
+    from forethought.envs import EnvironmentFault
+
+    try:
+        status, result = COMMANDS[parsed.command](parsed, begin)
+        if parsed.json is not None:
+            parsed.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        return status
+    except (ValueError, OSError, ImportError, CheckpointError, EnvironmentFault, FloatingPointError) as error:
+        print(f"forethought {parsed.command}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("forethought: interrupted; the last checkpoint is good", file=sys.stderr)
+        return 130
+
+
+def _train(args: Any, begin: float) -> tuple[int, Any]:
+    from forethought import run
+
+    fields = {name: getattr(args, name) for name in _field_names(args.algorithm) if hasattr(args, name)}
+    settings = run.Settings(fields=fields, **{name: getattr(args, name) for name in SETTINGS})
+    done = run.train(settings, args.out, override=args.override, console=_console(args))
+    result = {"directory": str(done.directory), "steps": done.steps, "seconds": time.monotonic() - begin}
+    if done.stopped_by is not None:
+        return 128 + done.stopped_by, result | {"stopped_by": done.stopped_by}
+    evaluation = json.loads((done.directory / "evaluation.json").read_text(encoding="utf-8"))
+    _say_returns(args, evaluation)
+    _console(args).print(f"{args.out / 'report.html'} shows it all", soft_wrap=True)
+    return 0, result | {"returns": evaluation["returns"]}
+
+
+def _demo(args: Any, begin: float) -> tuple[int, Any]:
+    from forethought import run
+
+    settings = run.Settings(
+        algorithm="dreamer", env="jax/pendulum", steps=10_000, seed=args.seed, eval_episodes=100, eval_env="Pendulum-v1"
+    )
+    console = _console(args)
+    console.print(
+        "A world-model agent learns to swing up a pendulum, then plays 100 episodes of Gymnasium's Pendulum-v1.",
+        soft_wrap=True,
+    )
+    done = run.train(settings, args.out, console=console)
+    seconds = time.monotonic() - begin
+    if done.stopped_by is not None:
+        return 128 + done.stopped_by, {"stopped_by": done.stopped_by}
+    evaluation = json.loads((args.out / "evaluation.json").read_text(encoding="utf-8"))
+    _say_returns(args, evaluation)
+    console.print(f"{done.steps:,} environment steps, {seconds:.0f} s in all; look at {args.out / 'report.html'}")
+    return 0, {"seconds": seconds, "steps": done.steps, "returns": evaluation["returns"]}
+
+
+def _eval(args: Any, begin: float) -> tuple[int, Any]:
+    from forethought import report, run
+
+    result = run.evaluate(
+        args.directory, episodes=args.episodes, env=args.env, greedy=not args.sampled, seed=args.seed,
+        console=_console(args),
+    )  # fmt: skip
+    report.write(args.directory)
+    _say_returns(args, result)
+    return 0, result
+
+
+def _report(args: Any, begin: float) -> tuple[int, Any]:
+    from forethought import report, run
+
+    for directory in args.directories:
+        run.read_config(directory)
+        _console(args).print(str(report.write(directory)), soft_wrap=True)
+    return 0, {"reports": [str(directory / "report.html") for directory in args.directories]}
+
+
+def _check(args: Any, begin: float) -> tuple[int, Any]:
+    from forethought.envs.check import check
+
+    found = check(args.env, seed=args.seed)
+    _console(args).print(found)
+    return (1 if found.errors else 0), found.as_json()
+
+
+COMMANDS = {"train": _train, "demo": _demo, "eval": _eval, "report": _report, "check": _check}
+SETTINGS = (
+    *("algorithm", "env", "steps", "seed", "preset", "action_repeat", "processes"),
+    *("checkpoint_every", "eval_episodes", "eval_env"),
+)
+
+
+def _parser(arguments: Sequence[str]) -> Parser:
+    from forethought._version import __version__
+
+    parser = Parser(prog="forethought", description="Learn a world model, plan in it, audit it.")
+    parser.add_argument("--version", action="version", version=f"forethought {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
+
+    train = commands.add_parser("train", help="train an agent into a directory, or go on with one")
+    algorithm = next((x for x in arguments[1:] if not x.startswith("-")), None) if "train" in arguments else None
+    train.add_argument("algorithm", choices=_algorithms(), help="what to train")
+    train.add_argument("--env", required=True, help="jax/NAME, dmc/DOMAIN-TASK or a Gymnasium id")
+    train.add_argument("--out", type=Path, required=True, help="the run's directory")
+    _add_settings(train)
+    train.add_argument(
+        "--override", nargs="+", default=(), metavar="NAME", help="fields that may differ from the run's"
+    )
+    if algorithm in _algorithms():
+        _add_fields(train, algorithm)
+
+    demo = commands.add_parser("demo", help="train, evaluate and report on a pendulum, in two minutes")
+    demo.add_argument("--out", type=Path, default=Path("demo"), help="the run's directory (default: demo)")
+    demo.add_argument("--seed", type=int, default=0)
+
+    evaluate = commands.add_parser("eval", help="play a run's newest checkpoint, beside zero and random actions")
+    evaluate.add_argument("directory", type=Path, metavar="DIR")
+    evaluate.add_argument("--episodes", type=_positive, default=20)
+    evaluate.add_argument("--env", default=None, help="play in another environment with the same spaces")
+    evaluate.add_argument("--sampled", action="store_true", help="sample actions instead of taking the mode")
+    evaluate.add_argument("--seed", type=int, default=1_000_000, help="of the environments")
+
+    report = commands.add_parser("report", help="write DIR/report.html anew")
+    report.add_argument("directories", type=Path, nargs="+", metavar="DIR")
+
+    check = commands.add_parser("check", help="say what becomes of an environment's spaces, and find its faults")
+    check.add_argument("env", metavar="ENV")
+    check.add_argument("--seed", type=int, default=0)
+
+    for command in commands.choices.values():
+        command.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the result as JSON")
+        command.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    return parser
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    """Options for the settings of a run, with their defaults and docstrings."""
+    from forethought.run import Settings
+
+    docs, hints = _docstrings(Settings), typing.get_type_hints(Settings)
+    for field in dataclasses.fields(Settings):
+        if field.name in SETTINGS[2:]:
+            required = field.default is dataclasses.MISSING
+            default = None if required else field.default
+            kind = int if hints[field.name] is int else str
+            text = docs.get(field.name, "") + ("" if default is None else f" (default: {default})")
+            parser.add_argument(_flag(field.name), type=kind, required=required, default=default, help=text.strip())
+
+
+def _add_fields(parser: argparse.ArgumentParser, algorithm: str) -> None:
+    """Options for the fields of an algorithm's Config; what is not given keeps the preset's value."""
+    config = _learner(algorithm).Config
+    docs, hints = _docstrings(config), typing.get_type_hints(config)
+    group = parser.add_argument_group(f"fields of {algorithm} (the defaults are the preset's)")
+    for field in dataclasses.fields(config):
+        hint = hints[field.name]
+        choices = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else None
+        kind = _boolean if hint is bool else (str if choices else hint)
+        group.add_argument(
+            _flag(field.name), type=kind, choices=choices, default=argparse.SUPPRESS, help=docs.get(field.name, ""),
+            metavar=None if choices else hint.__name__.upper(),
+        )  # fmt: skip
+
+
+def _docstrings(cls: type) -> dict[str, str]:
+    """The docstring under each field of a dataclass."""
+    (body,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    assert isinstance(body, ast.ClassDef)
+    docs = {}
+    for field, text in zip(body.body, body.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
+            docs[field.target.id] = " ".join(ast.literal_eval(text.value).split()).replace("%", "%%")
+    return docs
+
+
+def _algorithms() -> list[str]:
+    from forethought.run import ALGORITHMS
+
+    return list(ALGORITHMS)
+
+
+def _learner(algorithm: str) -> Any:
+    from forethought.run import learner
+
+    return learner(algorithm)
+
+
+def _field_names(algorithm: str) -> list[str]:
+    return [field.name for field in dataclasses.fields(_learner(algorithm).Config)]
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+    return value
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"'{text}' is neither true nor false")
+    return text.lower() == "true"
+
+
+def _console(args: Any) -> Any:
+    from rich.console import Console
+
+    return Console(quiet=args.quiet)
+
+
+def _say_returns(args: Any, evaluation: dict[str, Any]) -> None:
+    """The returns of an evaluation as a table."""
+    import numpy as np
+    from rich.table import Table
+
+    rule, step = evaluation["rule"], evaluation["step"]
+    table = Table(title=f"{evaluation['env']}, checkpoint {step:,}, {rule}", title_justify="left")
+    for column in ("policy", "episodes", "mean return", "standard error", "lowest", "highest"):
+        table.add_column(column, justify="left" if column == "policy" else "right")
+    for name, values in evaluation["returns"].items():
+        error = np.std(values, ddof=1) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+        table.add_row(
+            name, str(len(values)), *[f"{x:,.1f}" for x in (np.mean(values), error, min(values), max(values))]
+        )
+    _console(args).print(table)
+
+
+def _configure_jax() -> None:
+    """Sets what must be set before jax starts: flags that compile faster, and a cache of compiled programs."""
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path.home() / ".cache" / "forethought" / "jax"))
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

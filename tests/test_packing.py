@@ -96,3 +96,17 @@ def test_a_template_that_differs_is_refused_by_name(like, message):
 def test_what_cannot_be_stored_is_refused_by_name(tree, message):
     with pytest.raises(ValueError, match=message):
         pack(tree)
+
+
+def test_a_branch_comes_back_alone():
+    tree = {"agent": {"w": jnp.arange(3.0), "key": KINDS["rbg"]}, "agents": jnp.ones(2), "w": jnp.zeros(3)}
+    like = jax.tree.map(zeros, tree["agent"])
+    restored = unpack(pack(tree), like, part="agent")
+    assert bits(restored["w"]) == bits(tree["agent"]["w"]) and bits(restored["key"]) == bits(tree["agent"]["key"])
+    assert bits(unpack(pack(tree), {"w": jnp.zeros(3), "key": KINDS["rbg"]}, part="agent")["w"]) == bits(
+        jnp.arange(3.0)
+    )
+    with pytest.raises(ValueError, match="'key' is missing.*1 more"):
+        unpack(pack(tree), like, part="critic")
+    with pytest.raises(ValueError, match="'key' is key<rbg>.*, the template has no such array"):
+        unpack(pack(tree), {"w": like["w"]}, part="agent")

@@ -63,10 +63,8 @@ def unpack(content: bytes, like: Tree, part: str = "") -> Tree:
     want = {name: _described(leaf.dtype, _data(leaf).shape) for name, leaf in named.items()}
     faults = [f"'{name}' is missing, the template has {want[name]}" for name in want if name not in found]
     faults += [f"'{name}' is {found[name]}, the template has no such array" for name in found if name not in want]
-    both = [name for name in want if name in found]
-    faults += [
-        f"'{name}' is {found[name]}, the template has {want[name]}" for name in both if found[name] != want[name]
-    ]
+    differ = [name for name in want if found.get(name, want[name]) != want[name]]
+    faults += [f"'{name}' is {found[name]}, the template has {want[name]}" for name in differ]
     if faults:
         raise ValueError(faults[0] + (f" (and {len(faults) - 1} more like it)" if len(faults) > 1 else ""))
 

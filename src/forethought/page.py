@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+from plotly.offline import get_plotlyjs
 
 POINTS = 2000
 """The most points drawn of one curve."""
@@ -32,9 +33,6 @@ def join(children: Iterable[str]) -> Html:
 
 def render(title: str, header: Html, sections: Mapping[str, Html]) -> str:
     """The whole page: a header, a table of contents, and one section per title. It asks the network for nothing."""
-    # plotly takes a moment to import, and nothing but a report needs it
-    from plotly.offline import get_plotlyjs
-
     names = {name: name.lower().replace(" ", "-") for name in sections}
     links = [tag("li", tag("a", name, href=f"#{anchor}")) for name, anchor in names.items()]
     assets = importlib.resources.files("forethought") / "assets"

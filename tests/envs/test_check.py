@@ -58,7 +58,6 @@ def test_each_fault_is_found_and_no_other(name):
         "Blackjack-v1",
         "dmc/reacher-easy",
         "jax/pendulum",
-        "jax/corridor",
     ],
 )
 def test_nothing_is_found_in_sound_environments(env):

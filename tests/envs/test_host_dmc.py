@@ -9,7 +9,6 @@ from forethought.envs.dmc import DMCSingle, load, names
 from forethought.types import Box
 
 ONE_PER_KIND = [
-    "acrobot-swingup",
     "ball_in_cup-catch",
     "cartpole-three_poles",
     "cheetah-run",
@@ -19,19 +18,16 @@ ONE_PER_KIND = [
     "fish-swim",
     "hopper-hop",
     "humanoid-run",
-    "humanoid_CMU-walk",
     "lqr-lqr_6_2",
     "manipulator-insert_peg",
-    "pendulum-swingup",
     "point_mass-hard",
     "quadruped-escape",
-    "quadruped-fetch",
     "reacher-easy",
     "stacker-stack_2",
     "swimmer-swimmer6",
     "walker-walk",
 ]
-"""Every domain, and within one what keeps different things: models changed at reset, task attributes, terrain."""
+"""What keeps different things: models changed at reset, task attributes, terrain, many contacts."""
 
 
 def single(name):
@@ -126,11 +122,12 @@ def test_the_time_limit_is_a_truncation():
 
 
 def test_termination_has_discount_zero():
-    # The linear-quadratic task ends where its state is as good as zero; from there it is there at once.
+    # The linear-quadratic task ends once its state is as good as zero; put there at rest, it stays.
     env = single("lqr-lqr_2_1")
     env.reset(0)
     env._env.physics.data.qpos[:] = 0
     env._env.physics.data.qvel[:] = 0
+    env._env.physics.forward()
     frame = env.step(np.zeros(1, np.float32))
     assert frame.terminated and not frame.truncated
 

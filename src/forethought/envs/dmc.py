@@ -69,7 +69,8 @@ class DMCSingle(AbstractSingle):
     def state(self) -> dict[str, np.ndarray]:
         """What the next step reads: physics, random state, and what the episode changed in model and task.
 
-        Derived quantities are left out: `restore` computes them again.
+        Derived quantities are left out: `restore` computes them again. The integration state holds the solver's warm
+        start, without which contacts come out differently in the last digits.
         """
         kind = self._mujoco.mjtState.mjSTATE_INTEGRATION
         physics = np.empty(self._mujoco.mj_stateSize(self._raw_model, kind))
@@ -113,9 +114,7 @@ class DMCSingle(AbstractSingle):
         key, position = state["random/key"], int(state["random/pos"])
         task.random.set_state(("MT19937", key, position, int(state["random/has_gauss"]), float(state["random/gauss"])))
         self._mujoco.mj_setState(self._raw_model, self._raw_data, state["physics"], kind)
-        warm = self._raw_data.qacc_warmstart.copy()
         self._mujoco.mj_forward(self._raw_model, self._raw_data)
-        self._raw_data.qacc_warmstart[:] = warm  # forward overwrote it, and the next step's solver starts from it
         self._env._step_count, self._env._reset_next_step = int(state["steps"]), bool(state["ended"])
 
     def sketch(self) -> np.ndarray | None:

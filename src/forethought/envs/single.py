@@ -79,9 +79,9 @@ def float32(key: str, value: np.ndarray) -> np.ndarray:
 
 
 def scalar_reward(reward: Any) -> float:
-    """The reward as a finite float; faults on arrays, None and the like."""
+    """The reward as a float; faults on arrays, None and the like."""
     if isinstance(reward, np.ndarray) and reward.shape != ():
         raise EnvironmentFault("shape", f"reward has shape {reward.shape}; a reward is one number")
     if not isinstance(reward, int | float | np.number | np.bool_ | np.ndarray):
         raise EnvironmentFault("dtype", f"reward is a {type(reward).__name__}; a reward is one number")
-    return float(float32("reward", np.asarray(reward)))
+    return float(reward)

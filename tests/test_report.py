@@ -335,6 +335,16 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path: Path, part: dict[str, An
     assert not list(tmp_path.glob("report.html*"))
 
 
+def test_a_model_may_predict_no_observations(tmp_path: Path) -> None:
+    write(tmp_path / "config.json", {})
+    dream = {"obs": None, "reward": [0, 1], "sketch": None}
+    write(
+        tmp_path / "evaluation.json", {"episode": {"obs": {"a": [1, 2]}, "reward": [0, 2]}, "imagined_episode": dream}
+    )
+    (film,) = payloads(report.write(tmp_path))
+    assert [[line["role"] for line in curve["lines"]] for curve in film["curves"]] == [["real", "imagined"], ["real"]]
+
+
 def test_returns_that_are_not_finite_are_said(tmp_path: Path) -> None:
     write(tmp_path / "config.json", {})
     write(tmp_path / "evaluation.json", {"returns": {"agent": [1, None, 2, 3, 4], "random": [0, 0, 0, 0, 0]}})

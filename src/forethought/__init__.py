@@ -3,8 +3,8 @@
 from forethought._version import __version__ as __version__
 from forethought.envs import make as make
 from forethought.run import Agent as Agent
-from forethought.run import Settings as Settings
 from forethought.run import evaluate as evaluate
 from forethought.run import load as load
 from forethought.run import rollout as rollout
 from forethought.run import train as train
+from forethought.settings import Settings as Settings

@@ -11,7 +11,6 @@ import ast
 import dataclasses
 import inspect
 import json
-import os
 import sys
 import textwrap
 import time
@@ -22,10 +21,13 @@ from typing import Any, NoReturn
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
+    """Says what is wrong in one line, and guesses no option from its first letters."""
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(allow_abbrev=False, **kwargs)
 
     def error(self, message: str) -> NoReturn:
-        print(f"forethought: {message} (see {self.prog} --help)", file=sys.stderr)
+        print(f"forethought: {' '.join(message.split())} (see {self.prog} --help)", file=sys.stderr)
         raise SystemExit(2)
 
 
@@ -37,14 +39,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed, unknown = parser.parse_known_args(arguments)
     if unknown:
         parser.error(f"{unknown[0]} is not an option of '{parsed.command}'")
+    if parsed.json is not None and not parsed.json.parent.is_dir():
+        parser.error(f"argument --json: {parsed.json.parent} is no directory")
     _configure_jax()
     from forethought.checkpoint import CheckpointError
     from forethought.envs import EnvironmentFault
+    from forethought.logs import errors_name
 
     try:
         status, result = COMMANDS[parsed.command](parsed, begin)
         if parsed.json is not None:
-            parsed.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            with errors_name(parsed.json):
+                parsed.json.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         return status
     except (ValueError, OSError, ImportError, CheckpointError, EnvironmentFault, FloatingPointError) as error:
         print(f"forethought {parsed.command}: {' '.join(str(error).split())}", file=sys.stderr)
@@ -56,10 +62,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _train(args: Any, begin: float) -> tuple[int, Any]:
     from forethought import run
+    from forethought.settings import Settings
 
     fields = {name: getattr(args, name) for name in _field_names(args.algorithm) if hasattr(args, name)}
-    settings = run.Settings(fields=fields, **{name: getattr(args, name) for name in SETTINGS})
-    done = run.train(settings, args.out, override=args.override, console=_console(args))
+    settings = Settings(fields=fields, **{name: getattr(args, name) for name in SETTINGS})
+    override = [name.replace("-", "_") for name in args.override]
+    done = run.train(settings, args.out, override=override, console=_console(args))
     result = {"directory": str(done.directory), "steps": done.steps, "seconds": time.monotonic() - begin}
     if done.stopped_by is not None:
         return 128 + done.stopped_by, result | {"stopped_by": done.stopped_by}
@@ -71,8 +79,9 @@ def _train(args: Any, begin: float) -> tuple[int, Any]:
 
 def _demo(args: Any, begin: float) -> tuple[int, Any]:
     from forethought import run
+    from forethought.settings import Settings
 
-    settings = run.Settings(
+    settings = Settings(
         algorithm="dreamer", env="jax/pendulum", steps=10_000, seed=args.seed, eval_episodes=100, eval_env="Pendulum-v1"
     )
     console = _console(args)
@@ -103,10 +112,10 @@ def _eval(args: Any, begin: float) -> tuple[int, Any]:
 
 
 def _report(args: Any, begin: float) -> tuple[int, Any]:
-    from forethought import report, run
+    from forethought import report, settings
 
     for directory in args.directories:
-        run.read_config(directory)
+        settings.read(directory)
         _console(args).print(str(report.write(directory)), soft_wrap=True)
     return 0, {"reports": [str(directory / "report.html") for directory in args.directories]}
 
@@ -116,12 +125,12 @@ def _check(args: Any, begin: float) -> tuple[int, Any]:
 
     found = check(args.env, seed=args.seed)
     _console(args).print(found)
-    return (1 if found.errors else 0), found.as_json()
+    return (0 if found.ok else 1), found.as_dict()
 
 
 COMMANDS = {"train": _train, "demo": _demo, "eval": _eval, "report": _report, "check": _check}
 SETTINGS = (
-    *("algorithm", "env", "steps", "seed", "preset", "action_repeat", "processes"),
+    *("algorithm", "env", "steps", "seed", "preset", "processes"),
     *("checkpoint_every", "eval_episodes", "eval_env"),
 )
 
@@ -134,7 +143,7 @@ def _parser(arguments: Sequence[str]) -> Parser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
 
     train = commands.add_parser("train", help="train an agent into a directory, or go on with one")
-    algorithm = next((x for x in arguments[1:] if not x.startswith("-")), None) if "train" in arguments else None
+    algorithm = next((x for x in arguments if x in _algorithms()), None) if "train" in arguments else None
     train.add_argument("algorithm", choices=_algorithms(), help="what to train")
     train.add_argument("--env", required=True, help="jax/NAME, dmc/DOMAIN-TASK or a Gymnasium id")
     train.add_argument("--out", type=Path, required=True, help="the run's directory")
@@ -171,7 +180,7 @@ def _parser(arguments: Sequence[str]) -> Parser:
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
     """Options for the settings of a run, with their defaults and docstrings."""
-    from forethought.run import Settings
+    from forethought.settings import Settings
 
     docs, hints = _docstrings(Settings), typing.get_type_hints(Settings)
     for field in dataclasses.fields(Settings):
@@ -210,13 +219,13 @@ def _docstrings(cls: type) -> dict[str, str]:
 
 
 def _algorithms() -> list[str]:
-    from forethought.run import ALGORITHMS
+    from forethought.settings import ALGORITHMS
 
     return list(ALGORITHMS)
 
 
 def _learner(algorithm: str) -> Any:
-    from forethought.run import learner
+    from forethought.settings import learner
 
     return learner(algorithm)
 
@@ -245,7 +254,7 @@ def _boolean(text: str) -> bool:
 def _console(args: Any) -> Any:
     from rich.console import Console
 
-    return Console(quiet=args.quiet)
+    return Console(quiet=args.quiet, markup=False)  # a path may hold brackets
 
 
 def _say_returns(args: Any, evaluation: dict[str, Any]) -> None:
@@ -266,9 +275,11 @@ def _say_returns(args: Any, evaluation: dict[str, Any]) -> None:
 
 
 def _configure_jax() -> None:
-    """Sets what must be set before jax starts: flags that compile faster, and a cache of compiled programs."""
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path.home() / ".cache" / "forethought" / "jax"))
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    """Turns on the cache of compiled programs, where nobody has said otherwise."""
+    import jax
+
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(Path.home() / ".cache" / "forethought" / "jax"))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ stepped, an ended one is reset, and an ended one is never stepped.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -18,7 +17,7 @@ from jaxtyping import Array, Int, PRNGKeyArray, PyTree
 
 from forethought import tree
 from forethought.protocols import AbstractEnv, AbstractPolicy, HostEnv
-from forethought.types import Decision, Step, TimeStep
+from forethought.types import Box, Decision, Discrete, Step, TimeStep
 
 
 class Stream(eqx.Module):
@@ -119,13 +118,13 @@ def collect_host(
 class RandomPolicy(AbstractPolicy):
     """Uniform over discrete actions, or over [-1, 1] per dimension; what agents are compared with."""
 
-    action: Any = eqx.field(static=True)
+    action: Box | Discrete = eqx.field(static=True)
 
     def initial(self) -> None:
         return None
 
     def __call__(self, carry: None, time_step: TimeStep, *, key: PRNGKeyArray) -> tuple[None, Decision]:
-        if hasattr(self.action, "n"):
+        if isinstance(self.action, Discrete):
             return None, Decision(jax.random.randint(key, (), 0, self.action.n), jnp.log(1.0 / self.action.n))
         sample = jax.random.uniform(key, self.action.shape, minval=-1.0, maxval=1.0)
         return None, Decision(sample, -jnp.log(2.0) * sample.size)
@@ -134,7 +133,7 @@ class RandomPolicy(AbstractPolicy):
 class ZeroPolicy(AbstractPolicy):
     """Always the void action: 0, or discrete action 0; what agents are compared with."""
 
-    action: Any = eqx.field(static=True)
+    action: Box | Discrete = eqx.field(static=True)
 
     def initial(self) -> None:
         return None

@@ -37,7 +37,6 @@ def imagine(
         Latents [H + 1] and rows [H + 1]. A start that had terminated (discount 0) gives its rollout no weight:
         `ops.returns.survival` over the rows' factors takes care of that.
     """
-    keys = jax.random.split(key, horizon + 1)
 
     def act(latent: Any, key: PRNGKeyArray) -> tuple[Any, Any]:
         actor_key, model_key = jax.random.split(key)
@@ -47,12 +46,12 @@ def imagine(
         later, outcome = model.imagine(latent, decision.action, key=model_key)
         return later, (latent, decision, outcome)
 
-    final, (latents, decisions, outcomes) = jax.lax.scan(act, latent, keys[:-1])
+    final, (latents, decisions, outcomes) = jax.lax.scan(act, latent, jax.random.split(key, horizon))
     void = jax.tree.map(jnp.zeros_like, jax.eval_shape(lambda: actor(latent, key=key)))
     latents = jax.tree.map(lambda xs, x: jnp.concatenate([xs, x[None]]), latents, final)
     decisions = jax.tree.map(lambda xs, x: jnp.concatenate([xs, x[None]]), decisions, void)
     if isinstance(model, HeadedModel):
-        outcomes = model.outcome(jax.tree.map(lambda x: x[1:], latents))
+        outcomes = jax.vmap(model.outcome)(jax.tree.map(lambda x: x[1:], latents))
     rows = Step(
         time_step=_time_steps(start, outcomes, horizon),
         action=decisions.action,

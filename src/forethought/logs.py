@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
-from tensorboardX import SummaryWriter
+from rich.text import Text
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.summary_pb2 import Summary
 
 SHOWN = {
     "return": "real/episode_return",
@@ -24,30 +28,59 @@ SHOWN = {
     "steps/s": "time/steps_per_second",
 }
 """Metrics on the progress display, by their short names."""
+FLUSH_SECONDS = 10.0
+"""How long TensorBoard may wait for events."""
+
+
+@contextmanager
+def errors_name(path: Path) -> Iterator[None]:
+    """Adds the path to what the operating system refuses: a failed write does not say which file it was."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, error.filename or str(path)) from error
 
 
 class MetricsLog:
-    """Appends a line per step to metrics.jsonl and the same numbers to TensorBoard events."""
+    """Appends a line per step to metrics.jsonl and the same numbers to TensorBoard events.
+
+    Events are written here and now, not by a thread (as tensorboardX's SummaryWriter does): a thread that meets a
+    full disk dies, and whoever hands it the next event waits for ever.
+    """
 
     def __init__(self, directory: Path, step: int):
         """Goes on after `step`: later TensorBoard events are hidden (metrics.jsonl is cut by `checkpoint.rewind`)."""
-        self._path = directory / "metrics.jsonl"
-        self._file = open(self._path, "a", encoding="utf-8")
-        self._board = SummaryWriter(str(directory / "tensorboard"), purge_step=step + 1 if step else None)
+        self._path, self._events = directory / "metrics.jsonl", directory / "tensorboard"
+        self._flushed = 0.0
+        with errors_name(self._path):
+            self._file = open(self._path, "a", encoding="utf-8")
+        with errors_name(self._events):
+            self._events.mkdir(exist_ok=True)
+            # The name says the step too, since two writers may begin in the same second.
+            self._board = EventsWriter(str(self._events / "events"), f".{step}")
+            # A restart: events of this step and later, of a part of the run that is done again, are not shown.
+            self._add(step + 1, session_log=SessionLog(status=SessionLog.START))
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
         """Raises OSError, naming the file, where the line cannot be written."""
-        try:
-            self._file.write(json.dumps({"step": step, **metrics}) + "\n")
+        with errors_name(self._path):
+            self._file.write(json.dumps({"step": step, **metrics}, allow_nan=False) + "\n")
             self._file.flush()
-            for name, value in metrics.items():
-                self._board.add_scalar(name, value, step)
-        except OSError as error:
-            raise OSError(error.errno, f"{self._path}: {os.strerror(error.errno or 0)}") from error
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        with errors_name(self._events):
+            self._add(step, summary=Summary(value=values))
+            if time.monotonic() - self._flushed > FLUSH_SECONDS:
+                self._board.flush()
+                self._flushed = time.monotonic()
 
     def close(self) -> None:
-        self._file.close()
-        self._board.close()
+        # Lines are flushed as they are written, so what fails here has been reported already; events are a copy.
+        for file in (self._file, self._board):
+            with suppress(OSError):
+                file.close()
+
+    def _add(self, step: int, **content: Any) -> None:
+        self._board.write_event(Event(wall_time=time.time(), step=step, **content))
 
 
 class Display:
@@ -57,7 +90,7 @@ class Display:
         self._console, self._title, self._every, self._spoke = console, title, every, 0.0
         self._latest: dict[str, float] = {}
         self._progress = Progress(
-            TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(),
+            TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(),
             TextColumn("{task.completed:,.0f} of {task.total:,.0f} steps"), TimeElapsedColumn(),
             TextColumn("left"), TimeRemainingColumn(), console=console,
         )  # fmt: skip
@@ -85,7 +118,7 @@ class Display:
 
     def _drawn(self) -> Table:
         grid, numbers = Table.grid(), Table.grid(padding=(0, 2))
-        numbers.add_row(*[f"[dim]{name}[/dim] {value:.4g}" for name, value in self._latest.items()])
+        numbers.add_row(*[Text.assemble((name, "dim"), f" {value:.4g}") for name, value in self._latest.items()])
         grid.add_row(self._progress)
         grid.add_row(numbers)
         return grid

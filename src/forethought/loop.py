@@ -19,7 +19,7 @@ random in iteration n is a function of (seed, n), so a loop that is saved and re
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -31,12 +31,13 @@ from forethought import collect, tree
 from forethought.envs.single import EnvironmentFault
 from forethought.protocols import AbstractEnv, HostEnv
 from forethought.replay import Replay, Ring
-from forethought.types import Discount, Step, TimeStep
+from forethought.types import Discount, Step, TimeStep, check_unit
 
 CHUNK = 32
 """Iterations per call of the compiled program on pure environments; fewer run when fewer are asked for."""
 
 
+@runtime_checkable
 class Learner(Protocol):
     """The contract of a module in `algos`."""
 
@@ -102,7 +103,7 @@ def begin(learner: Learner, cfg: Any, env: AbstractEnv, *, key: PRNGKeyArray) ->
     streams = jax.vmap(lambda i: collect.begin(env, random, i, key=stream_key))(jnp.arange(cfg.envs))
     streams, rows = _collect(env, random, streams, prefill_ticks(cfg), jnp.zeros((), jnp.int32))
     carry = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x)[None], cfg.envs, 0), policy.initial())
-    streams = dataclasses.replace(streams, carry=carry)
+    streams = eqx.tree_at(lambda s: s.carry, streams, carry, is_leaf=lambda x: x is None)
     ring = Ring.empty(jax.tree.map(lambda x: x[0, 0], rows), cfg.capacity // cfg.envs, cfg.envs).add(rows)
     return Pure(agent, streams, jnp.zeros((), jnp.int32), loop_key), ring, rows.time_step
 
@@ -110,7 +111,10 @@ def begin(learner: Learner, cfg: Any, env: AbstractEnv, *, key: PRNGKeyArray) ->
 def iterate(
     learner: Learner, cfg: Any, env: AbstractEnv, rule: Discount, loop: Pure, ring: Ring
 ) -> tuple[Pure, Ring, tuple[dict[str, Array], TimeStep]]:
-    """One iteration on a pure environment; may be scanned, and vmapped over seeds."""
+    """One iteration on a pure environment; may be scanned, and vmapped over seeds.
+
+    Raises ValueError where the rule discounts in another unit than the environment's."""
+    check_unit(rule, env.spec)
     policy = learner.policy(cfg, loop.agent)
     streams, rows = _collect(env, policy, loop.streams, cfg.ticks, loop.agent.updates)
     ring = ring.add(rows)
@@ -136,6 +140,7 @@ class PureLoop:
     """Training on a pure environment, a chunk of iterations per call of one compiled program."""
 
     def __init__(self, learner: Learner, cfg: Any, env: AbstractEnv, rule: Discount, *, seed: int):
+        check_unit(rule, env.spec)
         self.spec, self.cfg, self.env = env.spec, cfg, env
         self.tally = Tally.empty(cfg.envs)
         self._episodes: list[tuple[float, int]] = []
@@ -205,6 +210,7 @@ class HostLoop:
     """Training on host environments: collecting and learning overlap."""
 
     def __init__(self, learner: Learner, cfg: Any, env: HostEnv, rule: Discount, *, seed: int):
+        check_unit(rule, env.spec)
         self.spec, self.cfg, self.env, self.seed = env.spec, cfg, env, seed
         agent_key, stream_key, self._key = jax.random.split(jax.random.key(seed), 3)
         agent = eqx.filter_jit(lambda key: learner.init(cfg, env.spec, key=key))(agent_key)

@@ -56,10 +56,9 @@ def unpack(content: bytes, like: Tree, part: str = "") -> Tree:
     named = named_arrays(template)
     arrays, found = _parse(content)
     if part:
-        arrays, found = (
-            {name.removeprefix(f"{part}/"): x for name, x in table.items() if name.startswith(f"{part}/")}
-            for table in (arrays, found)
-        )
+        branch = {name.removeprefix(f"{part}/"): name for name in arrays if name.startswith(f"{part}/")}
+        arrays = {short: arrays[name] for short, name in branch.items()}
+        found = {short: found[name] for short, name in branch.items()}
     want = {name: _described(leaf.dtype, _data(leaf).shape) for name, leaf in named.items()}
     faults = [f"'{name}' is missing, the template has {want[name]}" for name in want if name not in found]
     faults += [f"'{name}' is {found[name]}, the template has no such array" for name in found if name not in want]

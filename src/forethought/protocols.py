@@ -102,6 +102,7 @@ class AbstractPolicy(eqx.Module):
     def __call__(self, carry: PyTree, time_step: TimeStep, *, key: PRNGKeyArray) -> tuple[PyTree, Decision]: ...
 
 
+@runtime_checkable
 class Actor(Protocol):
     """Maps a latent to a decision; what acts inside a model."""
 

@@ -111,7 +111,7 @@ def _learning(record: Record) -> Html:
     levels = {name: level for name, level in levels.items() if np.isfinite(level)}
     elsewhere = ("real/", "imagined/", "time/")
     keys = [key for key in record.metrics if key.startswith("real/episode") or not key.startswith(elsewhere)]
-    figures = [_metric(record, key, "real", levels if "return" in key else None) for key in keys]
+    figures = [_metric(record, key, "real", levels if key.endswith("return") else None) for key in keys]
     if returns:
         boxes = [
             {"name": name, "role": "real" if name == "agent" else "baseline0", "box": page.numbers(values)}
@@ -231,20 +231,20 @@ def _episode(record: Record) -> Html:
     if not episode.get("sketch"):
         notes.append("This environment draws no picture, so the observations play as curves.")
         for key, values in episode["obs"].items():
-            curves += panels(key, {role: world["obs"][key] for role, world in worlds.items()})
-            notes += [f"{key}:{note}" for note in [_drawn(rows(values, f"episode: {key}"))] if note]
+            seen = {role: world["obs"] or {} for role, world in worlds.items()}  # a model may predict no observations
+            curves += panels(key, {role: obs[key] for role, obs in seen.items() if key in obs})
+            note = _drawn(rows(values, f"episode: {key}"))
+            notes += [f"{key}:{note}"] if note else []
     if dream:
         notes.append("Both sides begin alike and take the same actions; the first steps of the imagined one are seen.")
     if kept.step > 1:
         notes.append(f"One frame in {kept.step} of {length} is kept.")
     context = int((record.evaluation.get("open_loop") or {}).get("context", 0))
     scenes = [{"role": role, "frames": _sketch(world.get("sketch"))[kept]} for role, world in worlds.items()]
-    film = {"length": len(range(length)[kept]), "stride": kept.step, "context": context}
-    return tag(
-        "figure",
-        page.data("film", {**film, "scenes": [scene for scene in scenes if scene["frames"]], "curves": curves}),
-        tag("figcaption", " ".join(notes)),
-    )
+    film: dict[str, Any] = {"length": len(range(length)[kept]), "stride": kept.step, "context": context}
+    film |= {"scenes": [scene for scene in scenes if scene["frames"]], "curves": curves}
+    legend = {"what happened": "real", **({"what the model imagined": "imagined"} if dream else {})}
+    return page.figure("one episode", [page.data("film", film)], " ".join(notes), legend)
 
 
 def _sketch(sketch: Any) -> list[list[list[float | None]]]:

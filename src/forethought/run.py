@@ -10,13 +10,10 @@ DIR/report.html       all of it on one page
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import importlib.metadata
+import fcntl
 import json
 import os
-import platform
 import signal
-import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,66 +27,16 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 from rich.console import Console
 
 from forethought import checkpoint, report
-from forethought._version import __version__
 from forethought.audit import evaluation
 from forethought.envs import make
 from forethought.envs.hosted import Hosted
 from forethought.imagine import open_loop
-from forethought.logs import Display, MetricsLog
-from forethought.loop import CHUNK, Chunk, HostLoop, PureLoop
+from forethought.logs import Display, MetricsLog, errors_name
+from forethought.loop import CHUNK, Chunk, HostLoop, PureLoop, prefill_ticks
 from forethought.protocols import AbstractEnv, AbstractPolicy, AbstractWorldModel
-from forethought.types import Decision, Outcome, PerStep, Spec, TimeStep, describe, spec_from
-
-ALGORITHMS = {"dreamer": "forethought.algos.dreamer"}
-LIBRARIES = ("jax", "jaxlib", "equinox", "optax", "numpy", "gymnasium", "dm_control", "mujoco")
-SCHEMA = 1
-
-
-def learner(algorithm: str) -> Any:
-    """The module of an algorithm."""
-    return importlib.import_module(ALGORITHMS[algorithm])
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """What a run is asked to do; the algorithm's own fields are in `fields`."""
-
-    algorithm: str
-    env: str
-    steps: int
-    """Simulator steps in all: decisions times action repeat, the random prefill included."""
-    seed: int = 0
-    preset: str = "cpu"
-    action_repeat: int = 1
-    """Simulator steps per decision."""
-    processes: int = 0
-    """Worker processes of a host environment; 0: none."""
-    checkpoint_every: int = 5000
-    """Simulator steps between checkpoints."""
-    eval_episodes: int = 20
-    """Greedy episodes at the end."""
-    eval_env: str | None = None
-    """Where they are played; None: in the same environment."""
-    fields: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.algorithm not in ALGORITHMS:
-            raise ValueError(f"algorithm is '{self.algorithm}'; there are: {', '.join(ALGORITHMS)}")
-        for name in ("steps", "action_repeat", "checkpoint_every", "eval_episodes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.seed < 0 or self.processes < 0:
-            raise ValueError(f"seed is {self.seed} and processes {self.processes}; neither may be negative")
-
-    def config(self) -> Any:
-        """The algorithm's Config: the preset's fields, then `fields`."""
-        module = learner(self.algorithm)
-        if self.preset not in module.PRESETS:
-            raise ValueError(f"preset is '{self.preset}'; {self.algorithm} has: {', '.join(module.PRESETS)}")
-        known = {field.name for field in dataclasses.fields(module.Config)}
-        if unknown := [name for name in self.fields if name not in known]:
-            raise ValueError(f"{self.algorithm} has no field '{unknown[0]}'; it has: {', '.join(sorted(known))}")
-        return module.Config(**(module.PRESETS[self.preset] | self.fields))
+from forethought.settings import Settings, agreed, learner
+from forethought.settings import read as read_settings
+from forethought.types import Decision, Outcome, PerStep, Spec, TimeStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,29 +92,41 @@ def train(
     cfg = settings.config()
     env = _make(settings, num=cfg.envs, seed=settings.seed)
     try:
-        _write_config(root, settings, cfg, env.spec, override)
-        rule = PerStep(cfg.gamma, env.spec.unit)
-        kind = PureLoop if isinstance(env, AbstractEnv) else HostLoop
-        loop = kind(learner(settings.algorithm), cfg, env, rule, seed=settings.seed)
-        console.print(_replay_line(loop), highlight=False, soft_wrap=True)
-        seconds = _resume(root, loop, console)
-        with _signals() as stopped:
-            steps = _train(root, settings, loop, console, seconds, stopped)
+        _check_budget(settings, cfg)
+        if settings.eval_env is not None:  # now, not after the training
+            _check_fits(env.spec, settings)
+        with _locked(root):
+            config = agreed(root, settings, env.spec, override)
+            rule = PerStep(cfg.gamma, env.spec.unit)
+            kind = PureLoop if isinstance(env, AbstractEnv) else HostLoop
+            loop = kind(learner(settings.algorithm), cfg, env, rule, seed=settings.seed)
+            console.print(_replay_line(loop), highlight=False, soft_wrap=True)
+            seconds = _resume(root, loop, console)
+            # Not before all of it fits what was asked for: settings that cannot run are not what the run began with.
+            if config is not None:
+                _write_json(root / "config.json", config)
+            with _signals() as stopped:
+                steps = _train(root, settings, loop, console, seconds, stopped)
+            if stopped:
+                console.print(f"{root}: stopped at step {steps:,}; the same command goes on", soft_wrap=True)
+                return Finished(root, steps, stopped[0])
+            if not _evaluated(root, steps):
+                evaluate(root, episodes=settings.eval_episodes, env=settings.eval_env, console=console)
+            with errors_name(root / "report.html"):
+                report.write(root)
+            return Finished(root, steps, None)
     finally:
         if not isinstance(env, AbstractEnv):
             env.close()
-    if stopped:
-        console.print(f"{root}: stopped at step {steps:,} with a checkpoint; the same command goes on", soft_wrap=True)
-        return Finished(root, steps, stopped[0])
-    if not _evaluated(root, steps):
-        evaluate(root, episodes=settings.eval_episodes, env=settings.eval_env, console=console)
-    report.write(root)
-    return Finished(root, steps, None)
 
 
 def load(directory: str | os.PathLike[str], *, greedy: bool = True) -> Agent:
     """Loads the agent of a run's newest good checkpoint. Raises ValueError or CheckpointError, in one line."""
-    settings, spec = read_config(directory)
+    return _load(directory, greedy=greedy)[0]
+
+
+def _load(directory: str | os.PathLike[str], *, greedy: bool) -> tuple[Agent, checkpoint.Checkpoint]:
+    settings, spec = read_settings(directory)
     found = checkpoint.latest(directory)
     if found is None:
         raise ValueError(f"{directory}: has no checkpoint yet")
@@ -175,7 +134,7 @@ def load(directory: str | os.PathLike[str], *, greedy: bool = True) -> Agent:
     template = eqx.filter_jit(lambda key: module.init(cfg, spec, key=key))(jax.random.key(0))
     arrays, static = eqx.partition(template, eqx.is_array)
     state = eqx.combine(checkpoint.load(found, arrays, part="agent"), static)
-    return Agent(module.policy(cfg, state, greedy=greedy), state.params.model, spec, found.step)
+    return Agent(module.policy(cfg, state, greedy=greedy), state.params.model, spec, found.step), found
 
 
 def rollout(
@@ -216,46 +175,36 @@ def evaluate(
     """Plays the newest checkpoint's policy beside zero and random actions, measures its model, and writes
     evaluation.json; returns its content. Training never uses `seed` and the seeds after it."""
     root, console = Path(directory), console or Console(quiet=True)
-    settings, _ = read_config(root)
-    agent = load(root, greedy=greedy)
+    settings, _ = read_settings(root)
+    agent, found = _load(root, greedy=greedy)
+    _say_broken(found, console)
     name = env or settings.env
+    _check_fits(agent.spec, dataclasses.replace(settings, eval_env=name))
     with console.status(f"evaluating {episodes} episodes of {name}"):
         result = evaluation.evaluate(
             agent, agent.model, lambda num: _host(settings, name, num), episodes, seed=seed,
-            drawn=_make(settings, num=1, seed=0) if settings.env.startswith("jax/") else None,
+            drawn=make(settings.env) if settings.env.startswith("jax/") else None,
         )  # fmt: skip
     result |= {"step": agent.step, "rule": "greedy" if greedy else "sampled", "env": name, "seeds": [seed]}
     _write_json(root / "evaluation.json", result)
     return result
 
 
-def read_config(directory: str | os.PathLike[str]) -> tuple[Settings, Spec]:
-    """The settings of a run and the spec of its environment. Raises ValueError where there is no run."""
-    path = Path(directory) / "config.json"
-    if not path.is_file():
-        raise ValueError(f"{directory}: is not a run (it has no config.json); name the folder that was given as --out")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        names = [field.name for field in dataclasses.fields(Settings)]
-        return Settings(**{name: config[name] for name in names}), spec_from(config["spec"])
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: is not a run's config ({type(error).__name__}: {error})") from error
-
-
 def _train(
     root: Path, settings: Settings, loop: PureLoop | HostLoop, console: Console, seconds: float, stopped: list[int]
 ) -> int:
     """Advances to the last step; returns the simulator steps taken in all."""
-    cfg, repeat = loop.cfg, settings.action_repeat
-    per_iteration = cfg.ticks * cfg.envs
-    steps = saved = int(loop.tally.decisions) * repeat
+    cfg, repeat = loop.cfg, loop.cfg.action_repeat
+    per_iteration, prefill = cfg.ticks * cfg.envs, prefill_ticks(cfg) * cfg.envs
+    steps = saved = began = int(loop.tally.decisions) * repeat
     log = MetricsLog(root, steps)
     phases = {"train": 0.0, "checkpoint": 0.0}
     begin = time.monotonic()
     try:
         with Display(console, f"{settings.algorithm} on {settings.env}", settings.steps) as display:
             while not stopped:
-                left = (settings.steps - int(loop.tally.decisions) * repeat) // (per_iteration * repeat)
+                # A host loop is filled in its first call, so that is counted before it is taken.
+                left = (settings.steps - (steps or prefill * repeat)) // (per_iteration * repeat)
                 if left < 1:
                     break
                 started, before = time.monotonic(), steps
@@ -268,12 +217,15 @@ def _train(
                     "time/wall_seconds": seconds + now - begin,
                     **{f"time/seconds/{name}": value for name, value in phases.items()},
                 }
-                log.write(steps, metrics)
+                if steps > before:  # an iteration may be resets only, and a step has one line
+                    log.write(steps, metrics)
                 display.show(steps, metrics)
                 if steps - saved >= settings.checkpoint_every:
                     saved = steps
                     _save(root, steps, loop, seconds + time.monotonic() - begin)
                     phases["checkpoint"] += time.monotonic() - now
+        if steps == began and not stopped:
+            console.print(f"{root}: complete at step {steps:,}; nothing is left to train", soft_wrap=True)
         if steps > saved:
             _save(root, steps, loop, seconds + time.monotonic() - begin)
     finally:
@@ -308,13 +260,17 @@ def _resume(root: Path, loop: PureLoop | HostLoop, console: Console) -> float:
     checkpoint.rewind(root, found)
     if found is None:
         return 0.0
-    for line in found.broken:
-        console.print(f"passed over a broken checkpoint: {line}", highlight=False, soft_wrap=True)
+    _say_broken(found, console)
     state, replay = loop.like()
     files = {name: found.file(name) for name in found.manifest["files"] if name != checkpoint.STATE}
     loop.restore(checkpoint.load(found, state), checkpoint.load_replay(found, replay), files)
     console.print(f"{root}: going on from step {found.step:,}", highlight=False, soft_wrap=True)
     return found.meta["seconds"]
+
+
+def _say_broken(found: checkpoint.Checkpoint, console: Console) -> None:
+    for line in found.broken:
+        console.print(f"passed over a broken checkpoint: {line}", highlight=False, soft_wrap=True)
 
 
 def _evaluated(root: Path, steps: int) -> bool:
@@ -323,10 +279,10 @@ def _evaluated(root: Path, steps: int) -> bool:
 
 
 def _make(settings: Settings, *, num: int, seed: int) -> Any:
-    host = {} if settings.env.startswith("jax/") else dict(action_repeat=settings.action_repeat)
-    if not host and settings.action_repeat != 1:
-        raise ValueError(f"{settings.env}: action_repeat is {settings.action_repeat}, but a pure environment takes 1")
-    return make(settings.env, num=num, seed=seed, processes=settings.processes, **host)
+    if settings.env.startswith("jax/") and settings.processes:
+        raise ValueError(f"{settings.env}: processes is {settings.processes}, but a pure environment takes 0")
+    repeat = settings.config().action_repeat
+    return make(settings.env, num=num, seed=seed, processes=settings.processes, action_repeat=repeat)
 
 
 def _host(settings: Settings, name: str, num: int) -> Any:
@@ -335,55 +291,43 @@ def _host(settings: Settings, name: str, num: int) -> Any:
     return Hosted(env, num, key=jax.random.key(0)) if isinstance(env, AbstractEnv) else env
 
 
-def _write_config(root: Path, settings: Settings, cfg: Any, spec: Spec, override: Sequence[str]) -> None:
-    """Writes config.json, or compares it with the one that is there and refuses what changed without an override."""
-    path = root / "config.json"
-    asked = dataclasses.asdict(settings) | {"fields": dataclasses.asdict(cfg)}
-    config = asked | {
-        "spec": describe(spec),
-        "metrics": {name: list(entry) for name, entry in learner(settings.algorithm).METRICS.items()},
-        "versions": _versions(),
-        "git": _git(),
-        "schema": SCHEMA,
-        "overrides": [],
-    }
-    if path.is_file():
-        old = json.loads(path.read_text(encoding="utf-8"))
-        flat = lambda c: {k: v for k, v in c.items() if k in asked and k != "fields"} | c["fields"]  # noqa: E731
-        was, new = flat(old), flat(json.loads(json.dumps(asked)))
-        changed = {name: [was.get(name), new[name]] for name in new if was.get(name) != new[name]}
-        for name, (before, after) in changed.items():
-            if name not in override:
-                raise ValueError(
-                    f"{root}: this run began with {name} {before!r}, not {after!r}; "
-                    f"give {name} {before!r}, or --override {name} to change it, or another --out"
-                )
-        if not changed and old["versions"] == config["versions"]:
-            return
-        entry = {"changed": changed, "versions": config["versions"], "git": config["git"]}
-        config = old | asked | {"overrides": [*old["overrides"], entry]}
+def _check_budget(settings: Settings, cfg: Any) -> None:
+    """Raises ValueError where the steps are used up before the first update."""
+    prefill, iteration = prefill_ticks(cfg) * cfg.envs, cfg.ticks * cfg.envs
+    least = (prefill + iteration) * cfg.action_repeat
+    if settings.steps < least:
+        raise ValueError(
+            f"steps is {settings.steps}, but the random prefill and the first iteration take {least}; "
+            f"give at least {least} steps, or a smaller prefill"
+        )
+
+
+def _check_fits(spec: Spec, settings: Settings) -> None:
+    """Raises ValueError where `eval_env` has other spaces than the environment trained in."""
+    assert settings.eval_env is not None
+    env = _host(settings, settings.eval_env, 1)
+    env.close()
+    what = lambda space: (type(space).__name__, space.shape, space.dtype, getattr(space, "n", None))  # noqa: E731
+    ours, theirs = ({**one.obs, "the action": one.action} for one in (spec, env.spec))
+    for name in ours | theirs:
+        here, there = (what(spaces[name]) if name in spaces else "absent" for spaces in (ours, theirs))
+        if here != there:
+            raise ValueError(f"{env.spec.name}: '{name}' is {there}, but {here} in {spec.name}, where it was trained")
+
+
+@contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    """Keeps a second process from training into the directory; the lock ends with the process, however it ends."""
     root.mkdir(parents=True, exist_ok=True)
-    _write_json(path, config)
-
-
-def _versions() -> dict[str, str]:
-    found = {"forethought": __version__, "python": platform.python_version()}
-    for name in LIBRARIES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def _git() -> str | None:
-    """The commit of the source tree that this package runs from, with '+' if it was changed; None elsewhere."""
-    call = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=40", "--dirty=+"]
+    descriptor = os.open(root, os.O_RDONLY)
     try:
-        done = subprocess.run(call, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return done.stdout.strip()
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(f"{root}: another process is training into it; give another --out") from error
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _replay_line(loop: PureLoop | HostLoop) -> str:
@@ -396,8 +340,9 @@ def _replay_line(loop: PureLoop | HostLoop) -> str:
 def _write_json(path: Path, content: Any) -> None:
     """Writes beside the old file, then renames."""
     beside = path.with_suffix(".partial")
-    beside.write_text(json.dumps(content, indent=1), encoding="utf-8")
-    os.replace(beside, path)
+    with errors_name(path):
+        beside.write_text(json.dumps(content, indent=1, allow_nan=False), encoding="utf-8")
+        os.replace(beside, path)
 
 
 @contextmanager

@@ -7,7 +7,6 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, PyTree
 
 
@@ -20,11 +19,7 @@ def select(where: Bool[Array, "*batch"], this: PyTree, that: PyTree) -> PyTree:
     """Takes leaves of `this` where the mask holds and of `that` elsewhere; the mask leads each leaf's axes."""
 
     def pick(a: Any, b: Any) -> Any:
-        if isinstance(a, jax.Array) and jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
-            return jnp.where(where, a, b)
-        numpy = all(isinstance(x, np.ndarray | np.generic) for x in (where, a, b))
-        xp = np if numpy else jnp
-        return xp.where(where.reshape(where.shape + (1,) * (np.ndim(a) - where.ndim)), a, b)
+        return jnp.where(where.reshape(where.shape + (1,) * (jnp.ndim(a) - where.ndim)), a, b)
 
     return jax.tree.map(pick, this, that)
 

@@ -1,5 +1,6 @@
 """DMControl's tasks: what they become, exact snapshots, and their pictures."""
 
+import host_envs
 import numpy as np
 import pytest
 from test_host import rows_of
@@ -182,3 +183,19 @@ def test_the_sketch_of_what_moves_in_a_plane_is_seen_from_above():
     # The upper arm, 0.12 m, lies along x and the lower along y, which the view from the side would not show.
     assert any(abs(x1 - x0) > 0.1 and abs(y1 - y0) < 1e-6 for x0, y0, x1, y1, _ in arm)
     assert make("CartPole-v1").sketch() is None
+
+
+def test_a_gymnasium_environment_over_mujoco_is_drawn_too():
+    _, mujoco = load()
+    xml = """<mujoco><worldbody><geom type="plane" size="1 1 1"/><body pos="1 0 2"><joint type="hinge" axis="0 1 0"/>
+    <geom type="capsule" size=".1 .5"/><geom type="sphere" size=".2" pos="0 0 1"/></body></worldbody></mujoco>"""
+
+    class Physical(host_envs.Line):
+        def __init__(self):
+            self.model = mujoco.MjModel.from_xml_string(xml)
+            self.data = mujoco.MjData(self.model)
+            mujoco.mj_forward(self.model, self.data)
+
+    # A capsule of half-length 0.5 upright at (1, 2), and a ball 1 m above its middle; the ground is left out.
+    figure = make(Physical).sketch()
+    np.testing.assert_allclose(figure, [[1, 1.5, 1, 2.5, 0.1], [1, 3, 1, 3, 0.2]], atol=1e-6)

@@ -67,6 +67,8 @@ def test_a_fault_and_a_death_name_their_environment():
     ) as caught:
         rows_of(env, [act(0.0, 2)] * 4)
     assert caught.value.kind == "non-finite"
+    # Both workers had answered; no answer is left over to be taken for another one.
+    equal([env.reset(seed=0)], [make(host_envs.NotFinite, num=2).reset()])
     env.close()
     before = workers()
     env = make(host_envs.Dies, num=3, processes=2)

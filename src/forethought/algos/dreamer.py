@@ -5,7 +5,7 @@ authors' repository. Three things are learned, and each loss says from what:
 
     real windows      ->  model:  dynamics, representation, obs, reward, discount
     imagined rollouts ->  actor, critic
-    real windows, with imagined returns as targets  ->  critic (replay_critic)
+    real windows, with imagined returns as targets  ->  critic, and the model through its latents (replay_critic)
 
 docs/dreamer.md explains every metric and numbers the details with their sources.
 """
@@ -29,6 +29,7 @@ from forethought.ops import dists, losses
 from forethought.ops.returns import lambda_returns, survival
 from forethought.ops.stats import ReturnScale
 from forethought.protocols import AbstractPolicy
+from forethought.replay import staleness
 from forethought.tree import frozen, polyak
 from forethought.types import Box, Decision, Discrete, PerStep, Spec, Step, TimeStep
 
@@ -62,6 +63,8 @@ class Config:
     """Rows collected in each of them per iteration."""
     updates: int = 1
     """Updates per iteration."""
+    action_repeat: int = 1
+    """Simulator steps per decision."""
     prefill: int = 1100
     """Rows collected by the random policy before the first update, over all environments."""
     capacity: int = 1_000_000
@@ -111,13 +114,15 @@ class Config:
     def __post_init__(self) -> None:
         if not 1 <= self.starts <= self.length:
             raise ValueError(f"starts is {self.starts}; it must be from 1 to length ({self.length})")
-        for name in ("envs", "ticks", "updates", "batch", "horizon"):
+        for name in ("envs", "ticks", "updates", "action_repeat", "batch", "horizon"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.length < 2:
             raise ValueError(f"length is {self.length}; a window needs at least 2 rows")
         if self.bins < 3 or self.bins % 2 == 0:
             raise ValueError(f"bins is {self.bins}; it must be odd and at least 3")
+        if not 0 < self.bin_limit <= 88:
+            raise ValueError(f"bin_limit is {self.bin_limit}; it must be positive and at most 88")
         if not 0 <= self.gamma <= 1 or not 0 <= self.lam <= 1:
             raise ValueError(f"gamma is {self.gamma} and lam {self.lam}; both must be from 0 to 1")
         if self.deter % self.blocks:
@@ -137,9 +142,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "200m": _size(8192, 1024, 64, 1024),
     "400m": _size(12288, 1536, 96, 1536),
     "cpu": dict(
-        **_size(64, 64, 8, 64), stoch=8, blocks=4, layers=2, bins=63, batch=16, length=16, starts=4, horizon=12,
-        envs=4, ticks=4, updates=4, prefill=1024, capacity=200_000, gamma=0.985, learning_rate=1e-3, warmup=100,
-        actor_gradient="dynamics",
+        **_size(64, 64, 8, 64), stoch=8, blocks=4, layers=2, bins=63, batch=16, length=16, starts=4,
+        envs=4, ticks=4, updates=8, action_repeat=2, prefill=1024, capacity=200_000, gamma=0.99, entropy=0.01,
+        learning_rate=1e-3, warmup=100, actor_gradient="dynamics",
     ),
 }  # fmt: skip
 
@@ -201,7 +206,7 @@ class Critic(eqx.Module):
 
     def loss(self, logits: Float[Array, "*batch K"], target: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
         bins = losses.symexp_bins(*self.bins)
-        return jnp.vectorize(lambda l, t: losses.two_hot_loss(l, t, bins), signature="(k),()->()")(logits, target)
+        return jnp.vectorize(lambda x, y: losses.two_hot_loss(x, y, bins), signature="(k),()->()")(logits, target)
 
 
 class Params(eqx.Module):
@@ -274,7 +279,9 @@ def policy(cfg: Config, state: State, *, greedy: bool = False) -> Policy:
     return Policy(state.params.model, state.params.actor, greedy)
 
 
-def update(cfg: Config, state: State, rows: Step, rule: PerStep, *, key: PRNGKeyArray) -> tuple[State, dict[str, Array]]:
+def update(
+    cfg: Config, state: State, rows: Step, rule: PerStep, *, key: PRNGKeyArray
+) -> tuple[State, dict[str, Array]]:
     """One gradient step on real windows [B, T] and on what is imagined from them."""
     grads, (return_scale, metrics) = eqx.filter_grad(_objective, has_aux=True)(
         state.params, cfg, state, rows, rule, key
@@ -350,10 +357,9 @@ def _objective(
     }
     assert terms.keys() == weights.keys(), (sorted(terms), sorted(weights))
     means = {name: term.mean() for name, term in terms.items()}
-    live = ~rows.time_step.last
     metrics = means | {
         "real/prior_entropy": entropy.mean(),
-        "real/staleness": jnp.sum(live * (state.updates - rows.policy_version)) / jnp.maximum(live.sum(), 1),
+        "real/staleness": staleness(rows, state.updates),
         "imagined/entropy": actor_entropy.mean(),
         "imagined/return": returns.mean(),
         "imagined/value": value.mean(),
@@ -369,10 +375,12 @@ def _model_losses(
     """The losses of one real window, its latents, and the entropy of the prior."""
     step = rows.time_step
     before = jnp.concatenate([jnp.zeros_like(rows.action[:1]), rows.action[:-1]])
-    seen = model.filter(model.initial(), before, step.obs, step.first, key=key)
+    # A window begins like an episode, in the middle of one too: a void discrete action would pass for action 0.
+    first = step.first.at[0].set(True)
+    seen = model.filter(model.initial(), before, step.obs, first, key=key)
     features = seen.latent.features()
     dynamics, representation = jax.vmap(losses.balanced_kl, (0, 0, None))(seen.post, seen.prior, cfg.free_nats)
-    reward = jax.vmap(lambda l, t: losses.two_hot_loss(l, t, model.bins))(model.reward(features), step.reward)
+    reward = jax.vmap(lambda x, y: losses.two_hot_loss(x, y, model.bins))(model.reward(features), step.reward)
     discount = optax.sigmoid_binary_cross_entropy(model.discount(features)[:, 0], step.discount)
     terms = {
         "real/loss/dynamics": dynamics,

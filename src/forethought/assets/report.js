@@ -46,7 +46,7 @@ function traces(data) {
     const several = data.traces.length > 1 && data.traces.some(other => other.role !== trace.role);
     const line = { color: trace.faint ? faded(ink, 0.25) : ink, width: trace.faint ? 1 : 2 };
     if (several) line.dash = dashes[trace.role] ?? "solid";
-    list.push({ x: trace.x, y: trace.y, name, line, mode: trace.y.length <= 30 && !several ? "lines+markers" : "lines",
+    list.push({ x: trace.x, y: trace.y, name, line, mode: trace.y.length <= (several ? 1 : 30) ? "lines+markers" : "lines",
       marker: { color: ink, size: 5 }, connectgaps: false, hoverinfo: trace.faint ? "skip" : "all",
       ...(trace.stack && { stackgroup: "all", stackgaps: "interpolate", fillcolor: faded(ink, 0.65), line: { width: 0.5, color: ink } }),
       hovertemplate: trace.faint ? undefined : several || trace.stack ? `${hover}<extra>${name}</extra>` : `${hover}<extra></extra>` });
@@ -67,7 +67,7 @@ function layout(data, width) {
     xaxis: { ...axis, nticks: 5, title: { ...axis.title, text: plain(data.x) }, showgrid: false, ticks: boxes ? "" : "outside",
       tickcolor: colour("line"), type: boxes ? "category" : "linear" },
     yaxis: { ...axis, title: { ...axis.title, text: plain(data.y) }, type: data.log ? "log" : "linear",
-      exponentformat: data.log ? "none" : "SI", ...(data.range && { range: data.range }) },
+      tickformat: "~g", ...(data.range && { range: data.range }) },
     shapes: [
       ...(data.shade ? [{ type: "rect", xref: "x", yref: "paper", x0: data.shade[0], x1: data.shade[1], y0: 0, y1: 1,
         fillcolor: faded(soft, 0.18), line: { width: 0 }, layer: "below" }] : []),
@@ -173,7 +173,7 @@ function drawScene({ canvas, state, frames, role }, frame, [left, low, right, hi
   const step = frame * stride, over = frame >= frames.length;
   state.textContent = over ? `ended at step ${(frames.length - 1) * stride}`
     : role === "real" ? "real, depth 0" : step < context ? "context: the model sees the step" : `imagined, depth ${step - context + 1}`;
-  pen.globalAlpha = over ? 0.3 : 1;
+  canvas.style.opacity = over ? 0.4 : 1;
   for (const [x0, y0, x1, y1, radius] of frames[over ? frames.length - 1 : frame]) {
     if ([x0, y0, x1, y1, radius].includes(null)) continue;
     const thick = Math.max(2, 2 * radius * scale);
@@ -182,10 +182,14 @@ function drawScene({ canvas, state, frames, role }, frame, [left, low, right, hi
       pen.strokeStyle = pen.fillStyle = ink;
       pen.lineWidth = thick + extra;
       pen.beginPath();
-      // a segment without length would draw nothing: it is a disc
-      if (x0 === x1 && y0 === y1) pen.arc(px(x0), py(y0), pen.lineWidth / 2, 0, 2 * Math.PI);
-      else pen.moveTo(px(x0), py(y0)), pen.lineTo(px(x1), py(y1));
-      if (x0 === x1 && y0 === y1) pen.fill(); else pen.stroke();
+      if (x0 === x1 && y0 === y1) { // a line without length would draw nothing: it is a disc
+        pen.arc(px(x0), py(y0), pen.lineWidth / 2, 0, 2 * Math.PI);
+        pen.fill();
+      } else {
+        pen.moveTo(px(x0), py(y0));
+        pen.lineTo(px(x1), py(y1));
+        pen.stroke();
+      }
     }
   }
 }

@@ -12,8 +12,9 @@ import numpy as np
 from forethought.audit.depth import CONTEXT, as_lists, error_by_depth
 from forethought.audit.episodes import play, returns
 from forethought.collect import RandomPolicy, ZeroPolicy
+from forethought.envs.pure import SketchedEnv
 from forethought.imagine import open_loop
-from forethought.protocols import AbstractPolicy, AbstractWorldModel, HeadedModel, HostEnv
+from forethought.protocols import AbstractEnv, AbstractPolicy, AbstractWorldModel, HeadedModel, HostEnv
 from forethought.types import Step
 
 HORIZON = 45
@@ -31,7 +32,7 @@ def evaluate(
     episodes: int,
     *,
     seed: int,
-    drawn: Any = None,
+    drawn: AbstractEnv | None = None,
 ) -> dict[str, Any]:
     """Plays and measures; the result is JSON.
 
@@ -39,7 +40,7 @@ def evaluate(
         env: makes an environment of so many copies.
         episodes: for each of the three policies, on the same environment seeds.
         seed: of the environments and of everything random here.
-        drawn: a pure environment whose `sketch` can draw imagined observations, if there is one.
+        drawn: a pure environment whose `sketch` can draw observations, real and imagined, if there is one.
 
     Returns:
         returns {"agent", "zero action", "random"}, open_loop, error_by_depth, episode and imagined_episode.
@@ -58,7 +59,7 @@ def evaluate(
     table = {"agent": agent, "zero action": zero, "random": random}
     result: dict[str, Any] = {"returns": {name: returns(played).tolist() for name, played in table.items()}}
     shown, drawings = agent[0], sketches[: len(agent[0].depth)]
-    sketch = None if any(x is None for x in drawings) else as_lists(drawings)
+    sketch = as_lists(drawings) if all(x is not None for x in drawings) else _drawn(drawn, shown.time_step.obs)
     result["episode"] = {
         "obs": as_lists(shown.time_step.obs),
         "reward": as_lists(shown.time_step.reward),
@@ -87,9 +88,7 @@ def _open_loop(model: AbstractWorldModel, episode: Step, drawn: Any, *, key: Any
     predicted = {name: whole(seen.obs[name], outcome.obs[name]) for name in outcome.obs or {}}
     pair = lambda t, p: {"true": as_lists(t), "predicted": as_lists(p)}  # noqa: E731
     reward, discount = whole(seen.reward, outcome.reward), whole(seen.discount, outcome.discount)
-    sketch = None
-    if hasattr(drawn, "sketch") and predicted:
-        sketch = [as_lists(drawn.sketch({k: v[t] for k, v in predicted.items()})) for t in range(len(reward))]
+    sketch = _drawn(drawn, predicted)
     return {
         "open_loop": {
             "context": CONTEXT,
@@ -100,3 +99,11 @@ def _open_loop(model: AbstractWorldModel, episode: Step, drawn: Any, *, key: Any
         },
         "imagined_episode": {"obs": as_lists(predicted), "reward": as_lists(reward), "sketch": sketch},
     }
+
+
+def _drawn(env: Any, obs: dict[str, np.ndarray]) -> list[Any] | None:
+    """Line segments for every row of observations, where a pure environment can draw them."""
+    if not isinstance(env, SketchedEnv) or obs.keys() != env.spec.obs.keys():
+        return None
+    rows = len(next(iter(obs.values())))
+    return [as_lists(env.sketch({name: x[t] for name, x in obs.items()})) for t in range(rows)]

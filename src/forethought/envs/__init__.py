@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from forethought.envs.host import EnvironmentFault as EnvironmentFault
 from forethought.envs.host import HostBatch as HostBatch
+from forethought.envs.pure import Repeated
 from forethought.envs.seat import Rules
 from forethought.envs.workers import Maker
 from forethought.protocols import AbstractEnv
@@ -50,20 +51,20 @@ def make(
     gymnasium.Env, a function that returns one, or a Sync- or AsyncVectorEnv, which is taken apart so that its
     auto-reset mode does not matter. `kwargs` go to whatever makes the environment.
 
-    For host environments: `num` copies on `processes` worker processes (0: in this one); the seed of an episode is a
-    function of (seed, environment, episode). One decision takes `action_repeat` simulator steps and lasts 1 in the
-    unit 'decision', or the steps really taken in the unit 'simulator step'. `time_limit` truncates after that many
-    decisions. A pure environment is returned unbatched, so `num`, `seed` and `processes` are the caller's affair.
+    One decision takes `action_repeat` simulator steps and lasts 1 in the unit 'decision', or, in host environments,
+    the steps really taken in the unit 'simulator step'. For host environments: `num` copies on `processes` worker
+    processes (0: in this one); the seed of an episode is a function of (seed, environment, episode); `time_limit`
+    truncates after that many decisions. A pure environment is returned unbatched, so `num`, `seed` and `processes`
+    are the caller's affair.
 
     Raises ValueError, in one line, for an unknown name (with the nearest ones) or a setting that does not fit.
     """
     rules = Rules(action_repeat, unit, time_limit)
     if isinstance(env, AbstractEnv) or (isinstance(env, str) and env.startswith("jax/")):
-        if rules != Rules():
-            raise ValueError(
-                "action_repeat, unit and time_limit are for host environments; a pure one has fields of its own"
-            )
-        return env if isinstance(env, AbstractEnv) else _pure(env, kwargs)
+        if (rules.unit, rules.time_limit) != (Rules().unit, Rules().time_limit):
+            raise ValueError("unit and time_limit are for host environments; a pure one has fields of its own")
+        pure = env if isinstance(env, AbstractEnv) else _pure(env, kwargs)
+        return pure if action_repeat == 1 else Repeated(pure, action_repeat)
     makers = _makers(env, num, processes, kwargs)
     return HostBatch(makers, seed=seed, rules=rules, processes=processes)
 

@@ -111,6 +111,8 @@ class HostBatch:
         actions does not lead back to its row.
         """
         arrays = load(snapshot)
+        if "about" not in arrays:
+            raise ValueError(f"{self.spec.name}: these bytes are no snapshot of a HostBatch")
         about, own = json.loads(arrays.pop("about").tobytes()), self._about()
         for name in own:
             if about.get(name) != own[name]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 
+import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from forethought.protocols import AbstractEnv
-from forethought.types import TimeStep
+from forethought.tree import select
+from forethought.types import Spec, TimeStep
 
 
 class SketchedEnv(AbstractEnv):
@@ -18,6 +22,36 @@ class SketchedEnv(AbstractEnv):
     @abc.abstractmethod
     def sketch(self, obs: dict[str, Array | np.ndarray]) -> Float[np.ndarray, "n 5"]:
         """Line segments (x0, y0, x1, y1, radius) in metres, y up, that draw one unbatched observation."""
+
+
+class Repeated(AbstractEnv):
+    """Takes every action `times` times: rewards are summed, and the end of an episode ends the repetition.
+
+    A decision lasts 1 whatever was repeated, so that gamma is per decision.
+    """
+
+    env: AbstractEnv
+    times: int = eqx.field(static=True)
+
+    @property
+    def spec(self) -> Spec:
+        limit = self.env.spec.time_limit
+        return dataclasses.replace(self.env.spec, time_limit=limit and -(-limit // self.times))
+
+    def reset(self, *, key: PRNGKeyArray) -> tuple[PyTree, TimeStep]:
+        return self.env.reset(key=key)
+
+    def step(self, state: PyTree, action: Array, *, key: PRNGKeyArray) -> tuple[PyTree, TimeStep]:
+        keys = jax.random.split(key, self.times)
+        begun = self.env.step(state, action, key=keys[0])
+
+        def again(now: tuple[PyTree, TimeStep], key: PRNGKeyArray) -> tuple[tuple[PyTree, TimeStep], None]:
+            state, time_step = now
+            later_state, later = self.env.step(state, action, key=key)
+            later = dataclasses.replace(later, reward=time_step.reward + later.reward)
+            return select(time_step.last, now, (later_state, later)), None
+
+        return jax.lax.scan(again, begun, keys[1:])[0]
 
 
 def within_bounds(action: Float[Array, "*shape"]) -> Float[Array, "*shape"]:

@@ -110,7 +110,7 @@ class Tabular(AbstractEnv):
             raise ValueError(f"{self.name}: policy has shape {np.shape(policy)}, not {(states, actions)}")
         _check_probabilities(f"{self.name}: policy", np.asarray(policy))
         goes_on = ~self.terminal
-        follow = np.einsum("sa,sap->sp", policy, self.transition) * goes_on[:, None] * goes_on
+        follow = np.einsum("sa,sap->sp", policy, self.transition) * goes_on[:, None]
         reward = np.einsum("sa,sap,sap->s", policy, self.transition, self.reward) * goes_on
         value = np.linalg.solve(np.eye(states) - gamma * follow, reward)
         return value, self._action_values(value, gamma)
@@ -128,7 +128,7 @@ class Tabular(AbstractEnv):
             greedy = np.where(better, action_value.argmax(1), greedy)
 
     def _action_values(self, value: Float[np.ndarray, " S"], gamma: float) -> Float[np.ndarray, "S A"]:
-        ahead = self.reward + gamma * np.where(self.terminal, 0, value)
+        ahead = self.reward + gamma * value  # which is 0 where terminal
         return np.einsum("sap,sap->sa", self.transition, ahead) * ~self.terminal[:, None]
 
 

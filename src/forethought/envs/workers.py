@@ -2,17 +2,22 @@
 
 Workers come from a fork server, never from a fork of this process, whose JAX threads would be copied in the middle of
 what they do. Pipes carry the actions and rows.
+
+Workers pay where a step costs more than about 100 us. CPU time per environment step in us (16 environments, Xeon, mean
+of two runs), in one process against this process + 2 workers: CartPole-v1 33 against 29 + 56, dmc/cheetah-run 104
+against 32 + 133, dmc/humanoid-run 479 against 62 + 542. Only the workers' share is divided by the cores.
 """
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import pickle
 import signal
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -97,8 +102,10 @@ class SeatsInWorkers:
             self._processes.append(process)
         self.specs, self.native = [], {}
         try:
-            for worker in range(processes):
-                specs, self.native = self._answer(worker)
+            for answer in self._answers(list(range(processes))):
+                if isinstance(answer, Exception):
+                    raise answer
+                specs, self.native = answer
                 self.specs += specs
         except BaseException:
             self.close()
@@ -111,15 +118,16 @@ class SeatsInWorkers:
     def finish(self) -> dict[int, Row]:
         stepping, self._stepping = self._stepping, []
         early, self._early = self._early, {}
-        return early | self._gather(stepping)
+        return early | _merged(self._answers(stepping))
 
     def ask(self, method: str, arguments: Mapping[int, tuple]) -> dict[int, Any]:
         asked = self._send(method, arguments)
         # A worker that still steps answers that first: its rows wait for `finish`.
-        stepping = [worker for worker in self._stepping if worker in asked]
-        self._early |= self._gather(stepping)
+        first = [worker for worker in self._stepping if worker in asked]
         self._stepping = [worker for worker in self._stepping if worker not in asked]
-        return self._gather(asked)
+        early, answers = self._answers(first), self._answers(asked)
+        self._early |= _merged(early)
+        return _merged(answers)
 
     def close(self) -> None:
         self._finalizer()
@@ -129,34 +137,38 @@ class SeatsInWorkers:
         for worker, share in enumerate(self._shares):
             part = {index: arguments[index] for index in share if index in arguments}
             if part:
-                try:
+                # To a dead worker nothing can be sent; reading its answer then tells so.
+                with contextlib.suppress(OSError):
                     self._pipes[worker].send((method, part))
-                except OSError as error:
-                    self._died(worker, error)
                 sent.append(worker)
         return sent
 
-    def _gather(self, workers: list[int]) -> dict[int, Any]:
-        gathered: dict[int, Any] = {}
+    def _answers(self, workers: list[int]) -> list[Any]:
+        """One answer of each worker; an error stands in its place, so that no pipe keeps an answer unread."""
+        answers = []
         for worker in workers:
-            gathered |= self._answer(worker)
-        return gathered
+            try:
+                answers.append(self._pipes[worker].recv())
+            except (EOFError, OSError):
+                answers.append(self._death(worker))
+        return answers
 
-    def _answer(self, worker: int) -> Any:
-        try:
-            answer = self._pipes[worker].recv()
-        except (EOFError, OSError) as error:
-            self._died(worker, error)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def _died(self, worker: int, error: Exception) -> NoReturn:
+    def _death(self, worker: int) -> EnvironmentFault:
         process = self._processes[worker]
         process.join(PATIENCE_S)
         share = ", ".join(map(str, self._shares[worker]))
         what = f"the worker process of environments {share} died (exit code {process.exitcode})"
-        raise EnvironmentFault("process died", f"{self._name}: {what}") from error
+        return EnvironmentFault("process died", f"{self._name}: {what}")
+
+
+def _merged(answers: list[Any]) -> dict[int, Any]:
+    """The answers as one; raises the first error among them."""
+    merged: dict[int, Any] = {}
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+        merged |= answer
+    return merged
 
 
 def _work(pipe: Connection, makers: Mapping[int, Maker], seed: int, rules: Rules) -> None:

@@ -251,9 +251,8 @@ class RSSM(protocols.HeadedModel):
         return {code.key: code.loss(part, obs[code.key]) for code, part in parts}
 
     def _observe(self, latent: Latent, action: Array, tokens: Array, first: Array, key: PRNGKeyArray):
-        keep = 1.0 - first.astype(jnp.float32)
-        latent = jax.tree.map(lambda x: jnp.where(first, 0.0, x), latent)
-        deter = self.recurrence(latent, self._embed(action) * keep)
+        latent, action = jax.tree.map(lambda x: jnp.where(first, 0.0, x), (latent, self._embed(action)))
+        deter = self.recurrence(latent, action)
         post = self._logits(self.posterior(jnp.concatenate([deter, tokens])))
         return Latent(deter, dists.straight_through(post, key=key)), post
 
@@ -263,7 +262,7 @@ class RSSM(protocols.HeadedModel):
     def _embed(self, action: Array) -> Float[Array, " A"]:
         if isinstance(self.action, Discrete):
             return jax.nn.one_hot(action, self.action.n)
-        return dists.into_bounds(action.reshape(-1))
+        return action.reshape(-1)
 
     def _split(self, tokens: Array) -> list[Array]:
         return jnp.split(tokens, np.cumsum([code.size for code in self.codes])[:-1].tolist(), -1)

@@ -16,7 +16,7 @@ def straight_through(log_probs: Float[Array, "*shape C"], *, key: PRNGKeyArray) 
     """Samples one-hot vectors whose gradient is that of the probabilities (Bengio et al. 2013)."""
     sample = jax.nn.one_hot(jax.random.categorical(key, log_probs), log_probs.shape[-1])
     probs = jnp.exp(log_probs)
-    return sample + probs - jax.lax.stop_gradient(probs)
+    return sample + (probs - jax.lax.stop_gradient(probs))  # in this order the value is exactly one-hot
 
 
 class Categorical(eqx.Module):

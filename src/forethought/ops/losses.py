@@ -17,9 +17,13 @@ def symexp(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
 
 def symexp_bins(n: int, limit: float) -> np.ndarray:
-    """Bins at symexp of n equal steps from -limit to limit, exactly symmetric about an exact 0; n is odd."""
+    """Bins at symexp of n equal steps from -limit to limit, exactly symmetric about an exact 0; n is odd.
+
+    Raises ValueError for an even n and for a limit that gives no strictly increasing float32 bins."""
     if n < 3 or n % 2 == 0:
         raise ValueError(f"symexp_bins: n is {n}; it must be odd and at least 3, so that one bin is 0")
+    if not 0 < limit <= 88:
+        raise ValueError(f"symexp_bins: limit is {limit}; it must be positive and at most 88, where float32 ends")
     half = np.expm1(np.linspace(0, limit, n // 2 + 1)).astype(np.float32)
     return np.concatenate([-half[:0:-1], half])
 
@@ -28,7 +32,7 @@ def two_hot(target: Float[Array, ""], bins: Float[Array | np.ndarray, " K"]) -> 
     """Spreads a scalar over its two neighbouring bins so that the mean is the scalar (Hafner et al. 2023, eq. 10).
 
     A target beyond the bins goes to the outer bin; a target at a bin to that bin alone. NaN has no code: the
-    weights are all NaN, and outside of jit it is an error.
+    weights are all NaN, and outside of jit and vmap it is an error.
 
     Args:
         target: in the units of `bins`; computed in float32 whatever its type.
@@ -46,16 +50,20 @@ def two_hot(target: Float[Array, ""], bins: Float[Array | np.ndarray, " K"]) -> 
 
 
 def two_hot_mean(logits: Float[Array, "*batch K"], bins: Float[Array | np.ndarray, " K"]) -> Float[Array, "*batch"]:
-    """The mean of softmax(logits) over symmetric bins, exactly 0 for symmetric logits.
+    """The mean of softmax(logits) over bins that are symmetric about 0, exactly 0 for symmetric logits.
 
-    Summed from the outside in, as pairs of mirrored bins: with symexp bins (up to 4.9e8) a plain sum of the
-    large terms, which cancel, loses the small ones.
+    Mirrored bins go in pairs: with symexp bins (up to 4.9e8) a plain sum of the large terms, which cancel, loses
+    the small ones. Each pair's exponentials are subtracted before they are multiplied, and taken at the same place
+    of two arrays, because compiled code rounds exp differently from place to place and fuses products with sums:
+    half a billion times such a rounding error is not small.
     """
-    weighted = jax.nn.softmax(logits.astype(jnp.float32)) * jnp.asarray(bins, jnp.float32)
-    half = weighted.shape[-1] // 2
-    pairs = weighted[..., :half] + weighted[..., : -half - 1 : -1]
-    middle = weighted[..., half] if weighted.shape[-1] % 2 else 0.0
-    return pairs.sum(-1) + middle
+    logits = logits.astype(jnp.float32)
+    top = jax.lax.stop_gradient(logits.max(-1, keepdims=True))
+    half = logits.shape[-1] // 2
+    parts = logits[..., -half:], logits[..., half - 1 :: -1], logits[..., half:-half]
+    above, below, middle = (jnp.exp(part - top) for part in parts)
+    total = above.sum(-1) + below.sum(-1) + middle.sum(-1)
+    return jnp.sum((above - below) * jnp.asarray(bins, jnp.float32)[-half:], -1) / total
 
 
 def two_hot_loss(

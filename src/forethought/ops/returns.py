@@ -39,14 +39,14 @@ def lambda_returns(
     Returns:
         Targets for rows 0 .. T - 2, in units of reward.
     """
-    mix = jnp.where(last, 0.0, lam)
 
     def backward(later: Array, row: tuple[Array, ...]) -> tuple[Array, Array]:
-        reward, factor, value, mix = row
-        target = reward + factor * ((1 - mix) * value + mix * later)
+        reward, factor, value, last = row
+        # Chosen, not weighted with 0, so that not even an infinite value leaks from the next episode.
+        target = reward + factor * jnp.where(last, value, (1 - lam) * value + lam * later)
         return target, target
 
-    rows = jax.tree.map(lambda x: x[1:], (reward, factor, value, mix))
+    rows = jax.tree.map(lambda x: x[1:], (reward, factor, value, last))
     targets = jax.lax.scan(backward, value[-1], rows, reverse=True)[1]
     return jnp.where(last[:-1], 0.0, targets)
 

@@ -1,0 +1,95 @@
+"""Running statistics against NumPy over everything seen, and the percentile scale with its floor."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from forethought.ops.stats import ReturnScale, RunningStats
+from forethought.packing import pack, unpack
+
+
+def drawn(sizes, dims=3, seed=0, mean=100.0, spread=5.0):
+    """Batches of N(mean, spread), with a second dimension a hundred times smaller and a constant third."""
+    rng = np.random.default_rng(seed)
+    scale = np.array([1, 0.01, 0])[:dims]
+    return [(rng.normal(mean, spread, (n, dims)) * scale + [0, 0, 7]).astype(np.float32) for n in sizes]
+
+
+def after(batches):
+    stats = RunningStats.empty(3)
+    for batch in batches:
+        stats = stats.add(jnp.asarray(batch))
+    return stats
+
+
+def test_stats_are_those_of_all_that_was_added():
+    batches = drawn([1, 17, 400, 2, 80])
+    stats, everything = after(batches), np.concatenate(batches).astype(np.float64)
+    assert stats.count == 500
+    np.testing.assert_allclose(stats.mean, everything.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(stats.scale()[:2], everything.std(0)[:2], rtol=1e-4)  # float32 at an offset of 20 scales
+    assert stats.scale()[2] == pytest.approx(1e-3)  # a constant is not blown up
+    normal = np.asarray(stats.normalize(jnp.asarray(everything, jnp.float32)))
+    np.testing.assert_allclose(normal.mean(0)[:2], 0, atol=1e-4)
+    np.testing.assert_allclose(normal.std(0)[:2], 1, atol=1e-4)
+
+
+def test_batches_may_come_in_any_grouping():
+    batches = drawn([3, 5, 8])
+    for one, other in zip(jax.tree.leaves(after(batches)), jax.tree.leaves(after([np.concatenate(batches)])), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-5)
+
+
+def test_empty_stats_leave_things_as_they_are():
+    x = jnp.array([[1.0, -200.0, 3.0]])
+    np.testing.assert_array_equal(RunningStats.empty(3).normalize(x), x)
+
+
+def test_evaluation_changes_nothing_and_saving_loses_nothing():
+    """F20: observations ~ N(100, 5); the same action before and after, and after 100 evaluation steps."""
+    stats = after(drawn([64, 64]))
+    weight = jnp.array([[0.5], [-1.0], [0.25]])
+
+    def act(stats, obs):
+        return stats.normalize(obs) @ weight
+
+    loaded = unpack(pack(stats), RunningStats.empty(3))
+    obs, before = jnp.asarray(drawn([100], seed=1)[0]), pack(stats)
+    action = act(stats, obs)
+    assert np.abs(action).max() < 20  # of normal size, though observations are about 100
+    for _ in range(100):
+        np.testing.assert_array_equal(act(loaded, obs), action)
+    assert pack(stats) == pack(loaded) == before
+
+
+@pytest.mark.parametrize("returns", [np.zeros(40), np.full(40, 500.0), np.full(40, -3e5), np.linspace(0, 0.5, 40)])
+def test_the_return_scale_has_a_floor(returns):
+    """F21: without a spread of more than 1 nothing is scaled up."""
+    scale = ReturnScale.initial()
+    for _ in range(3):
+        scale = scale.add(jnp.asarray(returns, jnp.float32), 1.0)
+    assert scale.value() == 1.0
+
+
+def test_the_return_scale_is_the_percentile_range():
+    returns = np.random.default_rng(0).normal(3, 20, (8, 50)).astype(np.float32)
+    low, high = np.percentile(returns, [5, 95])
+    scale = ReturnScale.initial().add(jnp.asarray(returns), 1.0)
+    assert scale.value() == pytest.approx(high - low, rel=1e-5)
+    # From 0 at rate .25, twice: 1 - .75^2 = .4375 of the way.
+    scale = ReturnScale.initial().add(jnp.asarray(returns), 0.25).add(jnp.asarray(returns), 0.25)
+    np.testing.assert_allclose([scale.low, scale.high], [0.4375 * low, 0.4375 * high], rtol=1e-5)
+
+
+def test_scaled_advantages_forget_the_unit_of_reward():
+    """F21: returns times 1000 give the same advantages, once the average has arrived."""
+    returns = jnp.asarray(np.random.default_rng(1).normal(2, 30, 200), jnp.float32)
+    advantages = []
+    for unit in (1.0, 1000.0):
+        scale = ReturnScale.initial()
+        for _ in range(60):
+            scale = scale.add(unit * returns, 0.2)  # 0.8^60 = 1.5e-6 of the way are left
+        advantages.append((unit * returns - unit * 2) / scale.value())
+    np.testing.assert_allclose(*advantages, rtol=1e-4)
+    assert np.isfinite(advantages[0]).all()

@@ -25,6 +25,8 @@ class Config:
     """Rows per environment and iteration."""
     updates: int = 1
     """Updates per iteration."""
+    action_repeat: int = 1
+    """Simulator steps per decision."""
     prefill: int = 32
     """Random rows."""
     capacity: int = 4096
@@ -96,7 +98,9 @@ class Policy(AbstractPolicy):
             choice = jnp.argmax(mean) if self.greedy else jax.random.categorical(key, mean)
             return carry, Decision(choice.astype(jnp.int32), jax.nn.log_softmax(mean)[choice])
         noise = 0.0 if self.greedy else jax.random.normal(key, mean.shape)
-        return carry, Decision(jnp.tanh(mean + noise).reshape(self.action.shape), -0.5 * jnp.sum(noise**2) * jnp.ones(()))
+        return carry, Decision(
+            jnp.tanh(mean + noise).reshape(self.action.shape), -0.5 * jnp.sum(noise**2) * jnp.ones(())
+        )
 
 
 class Params(eqx.Module):

@@ -1,6 +1,7 @@
 """Small runs for tests: the stub learner in this process or in one of its own, and what they wrote, read back."""
 
 import atexit
+import contextlib
 import json
 import os
 import shutil
@@ -9,7 +10,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+import jax
 import numpy as np
+from jax.experimental.compilation_cache import compilation_cache
 from safetensors.numpy import load
 
 from forethought import checkpoint
@@ -33,6 +36,19 @@ if {limit}:
 from forethought.cli import main
 sys.exit(main())
 """
+
+
+@contextlib.contextmanager
+def compiling_once():
+    """Keeps compiled programs, so that what a test builds again, or in another process, need not be compiled again."""
+    ours = {"jax_compilation_cache_dir": CACHE, "jax_persistent_cache_min_compile_time_secs": 0.0}
+    old = {name: getattr(jax.config, name) for name in ours}
+    for settings in (ours, old):
+        for name, value in settings.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+        if settings is ours:
+            yield
 
 
 def options(fields: dict) -> list[str]:

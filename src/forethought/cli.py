@@ -11,6 +11,7 @@ import ast
 import dataclasses
 import inspect
 import json
+import os
 import sys
 import textwrap
 import time
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"{unknown[0]} is not an option of '{parsed.command}'")
     if parsed.json is not None and not parsed.json.parent.is_dir():
         parser.error(f"argument --json: {parsed.json.parent} is no directory")
-    _configure_jax()
+    _configure_jax(parsed.command)
     from forethought.checkpoint import CheckpointError
     from forethought.envs import EnvironmentFault
     from forethought.logs import errors_name
@@ -82,7 +83,13 @@ def _demo(args: Any, begin: float) -> tuple[int, Any]:
     from forethought.settings import Settings
 
     settings = Settings(
-        algorithm="dreamer", env="jax/pendulum", steps=10_000, seed=args.seed, eval_episodes=100, eval_env="Pendulum-v1"
+        algorithm="dreamer",
+        env="jax/pendulum",
+        steps=6_000,
+        seed=args.seed,
+        eval_episodes=100,
+        eval_env="Pendulum-v1",
+        fields={"action_repeat": 1},  # a step of the pendulum is 0.05 s long as it is
     )
     console = _console(args)
     console.print(
@@ -274,9 +281,12 @@ def _say_returns(args: Any, evaluation: dict[str, Any]) -> None:
     _console(args).print(table)
 
 
-def _configure_jax() -> None:
-    """Turns on the cache of compiled programs, where nobody has said otherwise."""
+def _configure_jax(command: str) -> None:
+    """Turns on the cache of compiled programs, where nobody has said otherwise; a demo compiles faster."""
     import jax
+
+    if command == "demo":  # two thirds of the time to compile, and code as fast for networks this small
+        os.environ["XLA_FLAGS"] = f"--xla_backend_optimization_level=1 {os.environ.get('XLA_FLAGS', '')}"
 
     if jax.config.jax_compilation_cache_dir is None:
         jax.config.update("jax_compilation_cache_dir", str(Path.home() / ".cache" / "forethought" / "jax"))

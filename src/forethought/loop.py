@@ -75,7 +75,8 @@ class Tally:
     def add(self, time_step: TimeStep) -> list[tuple[float, int]]:
         """Takes rows [T, B] and returns the episodes that ended in them."""
         ended = []
-        self.decisions = self.decisions + np.sum(~np.asarray(time_step.first))
+        # An array again, not a NumPy scalar, which would be saved as one kind and restored as another.
+        self.decisions = np.asarray(self.decisions + np.sum(~np.asarray(time_step.first)))
         reward, first, last = (np.asarray(x) for x in (time_step.reward, time_step.first, time_step.last))
         for r, f, end in zip(reward, first, last, strict=True):
             self.returns = np.where(f, 0.0, self.returns + r)
@@ -149,15 +150,19 @@ class PureLoop:
         self._arrays, self._static = eqx.partition(loop, eqx.is_array)
         self._observe(seen)
 
+        @jax.jit  # so that it is traced once, not for its shapes and again for the loop
+        def once(arrays: Any, ring: Ring) -> Any:
+            loop, ring, new = iterate(learner, cfg, env, rule, eqx.combine(arrays, self._static), ring)
+            return eqx.filter(loop, eqx.is_array), ring, new
+
         def chunk(arrays: Any, ring: Ring, count: Array) -> Any:
             def body(i: Array, carry: Any) -> Any:
                 arrays, ring, out = carry
-                loop, ring, new = iterate(learner, cfg, env, rule, eqx.combine(arrays, self._static), ring)
-                out = jax.tree.map(lambda xs, x: xs.at[i].set(x), out, new)
-                return eqx.filter(loop, eqx.is_array), ring, out
+                arrays, ring, new = once(arrays, ring)
+                return arrays, ring, jax.tree.map(lambda xs, x: xs.at[i].set(x), out, new)
 
-            shapes = jax.eval_shape(lambda: iterate(learner, cfg, env, rule, eqx.combine(arrays, self._static), ring))
-            out = jax.tree.map(lambda x: jnp.zeros((CHUNK, *x.shape), x.dtype), shapes[2])
+            shapes = jax.eval_shape(once, arrays, ring)[2]
+            out = jax.tree.map(lambda x: jnp.zeros((CHUNK, *x.shape), x.dtype), shapes)
             return jax.lax.fori_loop(0, count, body, (arrays, ring, out))
 
         self._chunk = jax.jit(chunk, donate_argnums=(0, 1))
@@ -174,7 +179,7 @@ class PureLoop:
         seen = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), seen)
         self._observe(seen)
         episodes, self._episodes = self._episodes, []
-        return Chunk(_finite({name: float(x.mean()) for name, x in metrics.items()}), episodes)
+        return Chunk(_means(metrics), episodes)
 
     def _observe(self, seen: TimeStep) -> None:
         seen = jax.tree.map(np.asarray, seen)
@@ -266,8 +271,7 @@ class HostLoop:
             self._arrays, self._pending, new = self._learn(self._arrays, batches, key)
             metrics.append(new)
             self.iteration += 1
-        metrics = jax.device_get(metrics)
-        return Chunk(_finite({name: float(np.mean([m[name] for m in metrics])) for name in metrics[0]}), episodes)
+        return Chunk(_means(jax.tree.map(lambda *xs: np.stack(xs), *jax.device_get(metrics))), episodes)
 
     def _prefill(self) -> list[tuple[float, int]]:
         random = collect.RandomPolicy(self.spec.action)
@@ -318,8 +322,9 @@ def _collect(
     return jax.vmap(one, out_axes=(0, 1))(streams)
 
 
-def _finite(metrics: dict[str, float]) -> dict[str, float]:
-    bad = [name for name, value in metrics.items() if not np.isfinite(value)]
+def _means(metrics: dict[str, np.ndarray]) -> dict[str, float]:
+    """The mean of every metric over its iterations; raises FloatingPointError, naming those that are not finite."""
+    bad = [name for name, values in metrics.items() if not np.isfinite(values).all()]
     if bad:
         raise FloatingPointError(f"training diverged: {', '.join(bad)} not finite; the last checkpoint is good")
-    return metrics
+    return {name: float(values.mean()) for name, values in metrics.items()}

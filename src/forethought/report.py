@@ -89,7 +89,7 @@ def _metric(record: Record, key: str, role: str, levels: dict[str, float] | None
     unit, explanation = record.config.get("metrics", {}).get(key, ("", ""))
     name = key.partition("/")[2] or key
     traces = [page.trace(name, role, steps, values)]
-    notes = [explanation or f"{name} against {STEPS}."]
+    notes = [f"{explanation[0].upper()}{explanation[1:]}." if explanation else f"{name} against {STEPS}."]
     if len(values) > 200:
         width = len(values) // 50
         mean = page.trace(f"mean of {width}", role, steps, page.smooth(values, width))
@@ -111,6 +111,7 @@ def _learning(record: Record) -> Html:
     levels = {name: level for name, level in levels.items() if np.isfinite(level)}
     elsewhere = ("real/", "imagined/", "time/")
     keys = [key for key in record.metrics if key.startswith("real/episode") or not key.startswith(elsewhere)]
+    keys.sort(key=lambda key: (not key.endswith("return"), not key.startswith("real/episode")))
     figures = [_metric(record, key, "real", levels if key.endswith("return") else None) for key in keys]
     if returns:
         boxes = [
@@ -118,7 +119,7 @@ def _learning(record: Record) -> Html:
             for name, values in returns.items()
         ]
         caption = "One dot per evaluation episode; the box is the middle half with the median. Higher is better."
-        figures.append(page.figure("evaluation episodes", [page.plot(boxes, x="", y="return")], caption))
+        figures.insert(1, page.figure("evaluation episodes", [page.plot(boxes, x="", y="return")], caption))
     return _grid(figures) if figures else page.missing("metrics.jsonl holds no episode return")
 
 

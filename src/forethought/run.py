@@ -22,8 +22,9 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PRNGKeyArray, PyTree
+from jaxtyping import PRNGKeyArray, PyTree
 from rich.console import Console
 
 from forethought import checkpoint, report
@@ -36,7 +37,7 @@ from forethought.loop import CHUNK, Chunk, HostLoop, PureLoop, prefill_ticks
 from forethought.protocols import AbstractEnv, AbstractPolicy, AbstractWorldModel
 from forethought.settings import Settings, agreed, learner
 from forethought.settings import read as read_settings
-from forethought.types import Decision, Outcome, PerStep, Spec, TimeStep
+from forethought.types import Array, Decision, Outcome, PerStep, Spec, TimeStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,9 +132,9 @@ def _load(directory: str | os.PathLike[str], *, greedy: bool) -> tuple[Agent, ch
     if found is None:
         raise ValueError(f"{directory}: has no checkpoint yet")
     module, cfg = learner(settings.algorithm), settings.config()
-    template = eqx.filter_jit(lambda key: module.init(cfg, spec, key=key))(jax.random.key(0))
-    arrays, static = eqx.partition(template, eqx.is_array)
-    state = eqx.combine(checkpoint.load(found, arrays, part="agent"), static)
+    shapes = eqx.filter_eval_shape(lambda key: module.init(cfg, spec, key=key), jax.random.key(0))
+    template = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)  # nothing is compiled only to be overwritten
+    state = jax.tree.map(jnp.asarray, checkpoint.load(found, template, part="agent"))
     return Agent(module.policy(cfg, state, greedy=greedy), state.params.model, spec, found.step), found
 
 

@@ -21,6 +21,18 @@ ALGORITHMS = {"dreamer": "forethought.algos.dreamer"}
 LIBRARIES = ("jax", "jaxlib", "equinox", "optax", "numpy", "gymnasium", "dm_control", "mujoco")
 SCHEMA = 1
 
+METRICS: dict[str, tuple[str, str]] = {
+    "real/episode_return": ("reward", "mean undiscounted return of training episodes that ended since the last line"),
+    "real/episode_length": ("simulator steps", "mean length of those episodes"),
+    "real/steps": ("decisions", "actions taken in the environment, the random prefill included"),
+    "real/rows_replayed": ("rows", "rows of replay trained on so far, with repetition"),
+    "imagined/steps": ("steps", "steps imagined for training so far"),
+    "update/count": ("updates", "updates made so far"),
+    "time/steps_per_second": ("simulator steps/s", "speed since the last line, learning included"),
+    "time/wall_seconds": ("s", "wall time of training so far"),
+}
+"""What every run logs, as unit and meaning; an algorithm adds its own METRICS."""
+
 
 def learner(algorithm: str) -> Any:
     """The module of an algorithm."""
@@ -93,7 +105,7 @@ def agreed(root: Path, settings: Settings, spec: Spec, override: Sequence[str]) 
         raise ValueError(f"override: there is no setting or field '{unknown[0]}'; there are: {', '.join(sorted(new))}")
     config = asked | {
         "spec": describe(spec),
-        "metrics": {name: list(entry) for name, entry in learner(settings.algorithm).METRICS.items()},
+        "metrics": {name: list(entry) for name, entry in (METRICS | learner(settings.algorithm).METRICS).items()},
         "versions": _versions(),
         "git": _git(),
         "schema": SCHEMA,

@@ -1,5 +1,7 @@
 """The RSSM against a recurrence written in NumPy, its filter against single steps, and episodes kept apart."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,10 +26,15 @@ ACTIONS = {"box": Box((2,), low=-1.0, high=1.0), "discrete": Discrete(3)}
 SIZES = dict(deter=8, hidden=6, stoch=2, classes=3, units=6, blocks=2, layers=1, bins=11, bin_limit=3.0)
 
 
-def make(action="box", obs=OBS, duration=2.0, **sizes):
+def draw_model(action="box", obs=OBS, duration=2.0, **sizes):
+    spec = Spec("toy", obs, ACTIONS[action], duration=duration)
+    return jax.jit(lambda: RSSM(spec, **SIZES | sizes, key=KEY))()
+
+
+@functools.cache
+def make(action="box"):
     """A model all of whose weights are drawn, those too that begin as 0 or 1."""
-    model = RSSM(Spec("toy", obs, ACTIONS[action], duration=duration), **SIZES | sizes, key=KEY)
-    leaves, form = jax.tree.flatten(model)
+    leaves, form = jax.tree.flatten(draw_model(action))
     rng = np.random.default_rng(0)
     return jax.tree.unflatten(form, [x + 0.3 * rng.normal(size=x.shape).astype(np.float32) for x in leaves])
 
@@ -50,6 +57,7 @@ def window(rows, seed=0, action="box", first=(0,)):
 
 
 filter_window = jax.jit(lambda model, data: model.filter(model.initial(), *data, key=KEY))
+observe = jax.jit(lambda model, latent, action, obs, first, key: model.observe(latent, action, obs, first, key=key))
 both = pytest.mark.parametrize("action", ["box", "discrete"])
 
 
@@ -78,7 +86,7 @@ def test_the_recurrence_is_a_gru_with_block_diagonal_matrices():
     model, rng = make(), np.random.default_rng(1)
     deter, stoch, action = rng.normal(size=8), np.eye(3)[[2, 0]], np.array([0.3, -0.9])
     latent = Latent(jnp.asarray(deter, jnp.float32), jnp.asarray(stoch, jnp.float32))
-    found = model.recurrence(latent, jnp.asarray(action, jnp.float32))
+    found = jax.jit(type(model.recurrence).__call__)(model.recurrence, latent, jnp.asarray(action, jnp.float32))
     np.testing.assert_allclose(found, expected_gru(model.recurrence, deter, stoch.ravel(), action), rtol=2e-5, atol=1e-5)
 
 
@@ -87,9 +95,8 @@ def test_the_filter_is_single_observations(action):
     model, (before, obs, first) = make(action), window(6, action=action, first=(0, 4))
     seen = filter_window(model, (before, obs, first))
     latent, keys = model.initial(), jax.random.split(KEY, 6)
-    observe = jax.jit(lambda latent, action, obs, first, key: model.observe(latent, action, obs, first, key=key))
     for t in range(6):
-        latent = observe(latent, before[t], jax.tree.map(lambda x: x[t], obs), first[t], keys[t])  # noqa: B023
+        latent = observe(model, latent, before[t], {key: x[t] for key, x in obs.items()}, first[t], keys[t])
         # Compiled as another program, so equal to rounding.
         np.testing.assert_allclose(latent.deter, seen.latent.deter[t], rtol=1e-5, atol=1e-6)
         np.testing.assert_array_equal(latent.stoch, seen.latent.stoch[t])
@@ -118,7 +125,7 @@ def test_an_episode_does_not_see_the_one_before(action, other):
     assert not np.array_equal(seen.post[:4], seen_other.post[:4])
     latent, keys = model.initial(), jax.random.split(KEY, 8)
     for t in range(4, 8):
-        latent = model.observe(latent, before[t], jax.tree.map(lambda x: x[t], obs), first[t], key=keys[t])  # noqa: B023
+        latent = observe(model, latent, before[t], {key: x[t] for key, x in obs.items()}, first[t], keys[t])
         np.testing.assert_allclose(latent.deter, seen.latent.deter[t], rtol=1e-5, atol=1e-6)
         np.testing.assert_array_equal(latent.stoch, seen.latent.stoch[t])
 
@@ -149,9 +156,9 @@ def test_imagination_draws_from_the_prior(action):
     np.testing.assert_allclose(ahead.deter[7], seen.latent.deter[2], rtol=1e-5, atol=1e-6)
     # Five standard deviations of a frequency over 3000 draws are at most 0.046.
     np.testing.assert_allclose(ahead.stoch.mean(0), np.exp(seen.prior[2]), atol=0.046)
-    one, outcome = model.imagine(latent, before[2], key=KEY)
-    for found, expected in zip(jax.tree.leaves(outcome), jax.tree.leaves(model.outcome(one)), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    outcome, expected = jax.jit(lambda: (lambda one, out: (out, model.outcome(one)))(*model.imagine(latent, before[2], key=KEY)))()
+    for found, again in zip(jax.tree.leaves(outcome), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(found, again, rtol=1e-5, atol=1e-6)
 
 
 def test_outcomes_are_in_the_environments_units():
@@ -167,7 +174,8 @@ def test_outcomes_are_in_the_environments_units():
     for key, space in OBS.items():
         assert outcome.obs[key].shape == (6, *space.shape), key
     assert (outcome.obs["digits"] < np.array([2, 3])).all() and outcome.obs["digit"].dtype == jnp.int32
-    slope = jax.grad(lambda a: model.imagine(jax.tree.map(lambda x: x[0], latents), a, key=KEY)[1].reward)(jnp.zeros(2))
+    latent = jax.tree.map(lambda x: x[0], latents)
+    slope = jax.jit(jax.grad(lambda action: model.imagine(latent, action, key=KEY)[1].reward))(jnp.zeros(2))
     assert (np.asarray(slope) != 0).all()
 
 
@@ -196,9 +204,10 @@ def test_code_losses_by_hand():
 def test_each_key_has_its_own_part_of_the_decoder():
     model, (_, obs, _) = make(), window(4)
     features = jnp.asarray(np.random.default_rng(3).normal(size=(4, 14)), jnp.float32)
-    base = model.obs_loss(features, obs)
+    obs_loss = jax.jit(lambda obs: model.obs_loss(features, obs))
+    base = obs_loss(obs)
     for key in OBS:
-        moved = model.obs_loss(features, obs | {key: 1 - obs[key]})
+        moved = obs_loss(obs | {key: 1 - obs[key]})
         assert {k for k in OBS if not np.array_equal(moved[k], base[k])} == {key}
 
 
@@ -213,4 +222,4 @@ def test_each_key_has_its_own_part_of_the_decoder():
 )
 def test_what_cannot_be_modelled_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        make(**changes).bins  # noqa: B018
+        draw_model(**changes).bins  # noqa: B018

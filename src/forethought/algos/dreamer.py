@@ -31,7 +31,7 @@ from forethought.ops.stats import ReturnScale
 from forethought.protocols import AbstractPolicy
 from forethought.replay import staleness
 from forethought.tree import frozen, polyak
-from forethought.types import Box, Decision, Discrete, PerStep, Spec, Step, TimeStep
+from forethought.types import Box, Decision, Discount, Discrete, Spec, Step, TimeStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +164,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "imagined/value": ("reward", "the critic's value of imagined rows"),
     "imagined/return_scale": ("reward", "what returns are divided by: their 5th to 95th percentile range, at least 1"),
     "imagined/survival": ("probability", "discounted weight of the last imagined row"),
-    "update/grad_norm": ("1", "norm of the gradient of all parameters before clipping"),
+    "update/grad_norm": ("", "norm of the gradient of all parameters before clipping"),
 }
 
 
@@ -280,7 +280,7 @@ def policy(cfg: Config, state: State, *, greedy: bool = False) -> Policy:
 
 
 def update(
-    cfg: Config, state: State, rows: Step, rule: PerStep, *, key: PRNGKeyArray
+    cfg: Config, state: State, rows: Step, rule: Discount, *, key: PRNGKeyArray
 ) -> tuple[State, dict[str, Array]]:
     """One gradient step on real windows [B, T] and on what is imagined from them."""
     grads, (return_scale, metrics) = eqx.filter_grad(_objective, has_aux=True)(
@@ -289,12 +289,12 @@ def update(
     moves, opt_state = _optimizer(cfg).update(grads, state.opt_state, eqx.filter(state.params, eqx.is_inexact_array))
     params = eqx.apply_updates(state.params, moves)
     slow_critic = polyak(state.slow_critic, params.critic, cfg.slow_rate)
-    metrics["update/grad_norm"] = optax.global_norm(grads)
+    metrics["update/grad_norm"] = optax.tree.norm(grads)
     return State(params, slow_critic, opt_state, return_scale, state.updates + 1), metrics
 
 
 def _objective(
-    params: Params, cfg: Config, state: State, rows: Step, rule: PerStep, key: PRNGKeyArray
+    params: Params, cfg: Config, state: State, rows: Step, rule: Discount, key: PRNGKeyArray
 ) -> tuple[Float[Array, ""], tuple[ReturnScale, dict[str, Array]]]:
     """The sum of all losses; which parameters a term reaches is said by `frozen` and `stop_gradient`."""
     stop = jax.lax.stop_gradient
@@ -386,7 +386,7 @@ def _model_losses(
         "real/loss/dynamics": dynamics,
         "real/loss/representation": representation,
         "real/loss/obs": sum(model.obs_loss(features, step.obs).values()),
-        "real/loss/reward": reward,
+        "real/loss/reward": jnp.where(step.first, 0.0, reward),  # a first row's reward is void
         "real/loss/discount": discount,
     }
     assert all(term.shape == step.last.shape for term in terms.values()), {k: v.shape for k, v in terms.items()}

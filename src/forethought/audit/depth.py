@@ -11,7 +11,7 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from forethought.imagine import open_loop
 from forethought.protocols import AbstractWorldModel
-from forethought.types import Outcome, Spec, Step
+from forethought.types import Box, Outcome, Spec, Step
 
 CONTEXT = 5
 """Real rows that the model sees before it imagines."""
@@ -36,7 +36,8 @@ def error_by_depth(
     A window is CONTEXT real rows and what followed; depths beyond its episode's end do not count. The error of a
     quantity is the mean squared error over its elements (for discrete keys the share of wrong elements). Two
     baselines stand beside the model: "copy last" repeats the last real row, "mean" predicts the mean of these same
-    episodes. The model's prediction is one sample of its rollout.
+    episodes (of the rows that an action led to; for discrete keys the most frequent value of each element). The
+    model's prediction is one sample of its rollout.
 
     Args:
         episodes: held out from training; those that end within the context are left out.
@@ -44,7 +45,8 @@ def error_by_depth(
 
     Returns:
         depth [H], episodes (how many counted), keys {key: errors}, reward, discount; errors is a dict of "model",
-        "model_sem" (standard error over episodes), "copy last" and "mean", lists [H] with None where nothing reached.
+        "model_sem" (standard error over episodes), "copy last" and "mean", lists [H] with None where nothing reached
+        and where a prediction was not finite.
 
     Raises:
         ValueError: no episode is longer than the context.
@@ -53,43 +55,42 @@ def error_by_depth(
     if not episodes:
         raise ValueError(f"error_by_depth: no episode is longer than the context of {CONTEXT} rows")
     cut, owner, valid = _windows(episodes, horizon, windows)
+    reached = np.stack([valid[owner == e].any(0) for e in range(len(episodes))])
     outcome = predictions(model, cut, key=key)
     truth = jax.tree.map(lambda x: x[:, CONTEXT:], cut.time_step)
     seen = jax.tree.map(lambda x: x[:, CONTEXT - 1 : CONTEXT], cut.time_step)
-    mean = jax.tree.map(lambda *xs: np.concatenate(xs).mean(0), *[episode.time_step for episode in episodes])
+    led = jax.tree.map(lambda *xs: np.concatenate([x[1:] for x in xs]), *[episode.time_step for episode in episodes])
 
-    def errors(predicted: Any, true: Any, last: Any, average: Any, discrete: bool) -> dict[str, list[float | None]]:
+    def errors(predicted: Any, true: Any, last: Any, seen: Any, discrete: bool) -> dict[str, list[float | None]]:
         def by_depth(guess: Any) -> np.ndarray:
             wrong = (guess != true) if discrete else (np.asarray(guess, np.float64) - true) ** 2
             wrong = np.broadcast_to(wrong, true.shape)
             wrong = wrong.reshape(*valid.shape, -1).mean(-1)
             return np.stack([_mean(wrong[owner == e], valid[owner == e]) for e in range(len(episodes))])
 
-        average = np.round(average) if discrete else average
+        average = _most_frequent(seen) if discrete else seen.mean(0)
         model_errors = by_depth(predicted)
-        count = np.maximum(np.sum(np.isfinite(model_errors), 0), 1)
-        spread = _nanstd(model_errors) / np.sqrt(count)
         table = {
-            "model": _nanmean(model_errors),
-            "model_sem": np.where(count > 1, spread, np.nan),
-            "copy last": _nanmean(by_depth(last)),
-            "mean": _nanmean(by_depth(average)),
+            "model": _mean(model_errors, reached),
+            "model_sem": _standard_error(model_errors, reached),
+            "copy last": _mean(by_depth(last), reached),
+            "mean": _mean(by_depth(average), reached),
         }
         return {name: [float(x) if np.isfinite(x) else None for x in row] for name, row in table.items()}
 
-    discrete = {key: hasattr(space, "n") for key, space in spec.obs.items()}
+    discrete = {key: not isinstance(space, Box) for key, space in spec.obs.items()}
     return {
         "depth": list(range(1, horizon + 1)),
         "episodes": len(episodes),
         "windows": len(owner),
         "context": CONTEXT,
-        "unit": spec.unit,
+        "unit": "mean squared error",
         "keys": {
-            name: errors(outcome.obs[name], truth.obs[name], seen.obs[name], mean.obs[name], discrete[name])
+            name: errors(outcome.obs[name], truth.obs[name], seen.obs[name], led.obs[name], discrete[name])
             for name in (outcome.obs or {})
         },
-        "reward": errors(outcome.reward, truth.reward, seen.reward, mean.reward, False),
-        "discount": errors(outcome.discount, truth.discount, seen.discount, mean.discount, False),
+        "reward": errors(outcome.reward, truth.reward, seen.reward, led.reward, False),
+        "discount": errors(outcome.discount, truth.discount, seen.discount, led.discount, False),
     }
 
 
@@ -122,16 +123,30 @@ def _mean(x: np.ndarray, valid: np.ndarray) -> np.ndarray:
     return np.where(count > 0, np.where(valid, x, 0.0).sum(0) / np.maximum(count, 1), np.nan)
 
 
-def _nanmean(x: np.ndarray) -> np.ndarray:
-    return _mean(x, np.isfinite(x))
+def _standard_error(x: np.ndarray, valid: np.ndarray) -> np.ndarray:
+    """The standard error of that mean; NaN for fewer than two values."""
+    count = valid.sum(0)
+    with np.errstate(invalid="ignore"):  # the difference of two infinities
+        squares = np.where(valid, (x - _mean(x, valid)) ** 2, 0.0).sum(0)
+    return np.where(count > 1, np.sqrt(squares / np.maximum(count - 1, 1) / np.maximum(count, 1)), np.nan)
 
 
-def _nanstd(x: np.ndarray) -> np.ndarray:
-    """The sample standard deviation over axis 0 of what is finite."""
-    finite = np.isfinite(x)
-    return np.sqrt(np.where(finite, (x - _nanmean(x)) ** 2, 0.0).sum(0) / np.maximum(finite.sum(0) - 1, 1))
+def _most_frequent(x: np.ndarray) -> np.ndarray:
+    """The most frequent value over axis 0 of every element; of equals, the smallest."""
+
+    def one(column: np.ndarray) -> Any:
+        values, counts = np.unique(column, return_counts=True)
+        return values[counts.argmax()]
+
+    return np.apply_along_axis(one, 0, x)
 
 
 def as_lists(tree: PyTree) -> Any:
-    """A tree of arrays as JSON lists."""
-    return jax.tree.map(lambda x: np.asarray(x).tolist(), tree)
+    """A tree of arrays as JSON lists; JSON has no NaN and no infinity, so they are None."""
+
+    def plain(x: Any) -> Any:
+        x = np.asarray(x)
+        finite = np.isfinite(x)
+        return (x if finite.all() else np.where(finite, x, None)).tolist()
+
+    return jax.tree.map(plain, tree)

@@ -66,10 +66,10 @@ def evaluate(
         "action": as_lists(shown.action),
         "sketch": sketch,
     }
+    measured = [episode for episode in agent[:MODEL_EPISODES] if len(episode.depth) > CONTEXT]
+    result["error_by_depth"] = error_by_depth(model, host.spec, measured, HORIZON, key=model_key) if measured else None
     if len(shown.depth) <= CONTEXT:
-        return result | {"open_loop": None, "error_by_depth": None, "imagined_episode": None}
-    measured = agent[:MODEL_EPISODES]
-    result["error_by_depth"] = error_by_depth(model, host.spec, measured, HORIZON, key=model_key)
+        return result | {"open_loop": None, "imagined_episode": None}
     return result | _open_loop(model, shown, drawn, key=model_key)
 
 

@@ -2,12 +2,29 @@ import dataclasses
 import json
 import shutil
 
+import gymnasium
+import numpy as np
 import pytest
 
 import stub_learner
 from forethought import run, settings
 from forethought.cli import main
 from tiny_runs import CACHE, compiling_once, metrics
+
+
+class NotFinite(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-9, 9, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.array([0, np.nan if self.t == 3 else 1], np.float32), 0.0, False, self.t >= 9, {}
+
 
 TRAIN = ("train", "stub", "--env", "Pendulum-v1", "--steps", 100, "--eval-episodes", 1)
 
@@ -144,19 +161,22 @@ def test_a_broken_newest_checkpoint_is_passed_over_and_said(call, copied):
 
 def small_demo(monkeypatch):
     """The demo, but for its size."""
-    made = settings.Settings
+    train = run.train
 
-    def smaller(**given):
-        assert given["env"] == "jax/pendulum" and given["eval_env"] == "Pendulum-v1" and given["steps"] <= 10_000
-        return made(**given | {"algorithm": "stub", "steps": 100, "eval_episodes": 1, "fields": {}, "preset": "cpu"})
+    def smaller(asked, *arguments, **given):
+        assert (asked.algorithm, asked.env, asked.eval_env) == ("dreamer", "jax/pendulum", "Pendulum-v1")
+        assert asked.steps <= 10_000 and asked.eval_episodes == 100 and asked.seed == 2
+        small = dataclasses.replace(asked, algorithm="stub", steps=100, eval_episodes=1)
+        return train(small, *arguments, **given)
 
-    monkeypatch.setattr(settings, "Settings", smaller)
+    monkeypatch.setattr(run, "train", smaller)
 
 
 @pytest.mark.parametrize("command", ["train", "eval", "report", "check", "demo"])
 @pytest.mark.parametrize("quiet", [False, True])
 def test_every_command_writes_json_and_can_be_quiet(command, quiet, call, copied, tmp_path, monkeypatch):
-    small_demo(monkeypatch)
+    if command == "demo":
+        small_demo(monkeypatch)
     arguments = {
         "train": (*TRAIN, "--out", copied),
         "eval": ("eval", copied, "--episodes", 2, "--sampled", "--seed", 5),
@@ -188,15 +208,11 @@ def test_every_command_writes_json_and_can_be_quiet(command, quiet, call, copied
 
 
 def test_an_environment_with_faults_is_status_1(call, tmp_path):
-    status, out, err = call("check", "host_envs:NotFinite", "--json", tmp_path / "x.json")
-    if status == 2:  # no such syntax: register it
-        import gymnasium
-
-        from test_run import Brittle
-
-        gymnasium.registry.pop("FaultyForCli-v0", None)
-        gymnasium.register("FaultyForCli-v0", Brittle, max_episode_steps=100)
-        status, out, err = call("check", "FaultyForCli-v0", "--json", tmp_path / "x.json")
+    gymnasium.register("FaultyForTests-v0", NotFinite)
+    try:
+        status, _, err = call("check", "FaultyForTests-v0", "--json", tmp_path / "x.json")
+    finally:
+        gymnasium.registry.pop("FaultyForTests-v0")
     assert status == 1 and err == "" and json.loads((tmp_path / "x.json").read_text())
 
 

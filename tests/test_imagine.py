@@ -66,7 +66,9 @@ def noisy(latent, *, key):
 def start(discount=1.0, first=False, dtype=jnp.float32):
     one = jnp.ones(())
     yes = jnp.asarray
-    return TimeStep({"x": jnp.array([7]).astype(dtype)}, 3 * one, discount * one, yes(first), yes(True), 2 * one, 0 * one)
+    return TimeStep(
+        {"x": jnp.array([7]).astype(dtype)}, 3 * one, discount * one, yes(first), yes(True), 2 * one, 0 * one
+    )
 
 
 def dream(model, actor=double, horizon=3, time_step=None, depth=0, **latent):
@@ -189,7 +191,11 @@ def test_open_loop_is_filtering_then_imagining(context, first):
 def test_open_loop_adds_up_by_hand():
     """obs 1, 10 with action 2 between them: 1, then 1 + 2 + 10 = 13; then actions 3, 4: 16, 20."""
     latents, outcomes = open_loop(
-        Counter(), {"x": jnp.array([[1.0], [10.0]])}, jnp.array([[2.0], [3.0], [4.0]]), jnp.array([True, False]), key=KEY
+        Counter(),
+        {"x": jnp.array([[1.0], [10.0]])},
+        jnp.array([[2.0], [3.0], [4.0]]),
+        jnp.array([True, False]),
+        key=KEY,
     )
     np.testing.assert_array_equal(latents["sum"][:, 0], [1, 13, 16, 20])
     np.testing.assert_array_equal(outcomes.obs["x"][:, 0], [16, 20])

@@ -41,7 +41,9 @@ def test_each_dimension_has_its_own_bounds():
 
 def test_a_dimension_without_bounds_passes_through():
     box = Box((3,), low=np.array([-np.inf, -4, 0]), high=np.array([np.inf, 2, np.inf]))
-    np.testing.assert_array_equal(box.native(np.array([1e9, 0.5, -7], np.float32)), np.array([1e9, 0.5, -7], np.float32))
+    np.testing.assert_array_equal(
+        box.native(np.array([1e9, 0.5, -7], np.float32)), np.array([1e9, 0.5, -7], np.float32)
+    )
     np.testing.assert_array_equal(Box((2,)).native(np.array([-3.5, 0.25], np.float32)), [-3.5, 0.25])
     assert not box.bounded and not Box((2,)).bounded
 

@@ -22,7 +22,7 @@ atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
 
 DREAMER = dict(
     deter=8, hidden=8, stoch=2, classes=4, units=8, blocks=2, layers=1, bins=15, batch=2, length=8, starts=2, horizon=3,
-    prefill=32, envs=2, ticks=4, updates=1, capacity=4096,
+    prefill=32, envs=2, ticks=4, updates=1, action_repeat=1, capacity=4096,
 )  # fmt: skip
 """The smallest dreamer."""
 

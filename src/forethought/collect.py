@@ -68,9 +68,7 @@ class HostStream(eqx.Module):
     policy_key: PRNGKeyArray
 
 
-def decide(
-    policy: AbstractPolicy, stream: HostStream, policy_version: Int[Array, ""]
-) -> tuple[PyTree, Step]:
+def decide(policy: AbstractPolicy, stream: HostStream, policy_version: Int[Array, ""]) -> tuple[PyTree, Step]:
     """Acts in all B environments at once; jit this. Returns the policy's carry and the batch's rows [B]."""
     batch = stream.time_step.last.shape[0]
     keys = jax.vmap(jax.random.fold_in, (None, 0))(stream.policy_key, jnp.arange(batch))

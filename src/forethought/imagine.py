@@ -113,6 +113,4 @@ def _time_steps(start: TimeStep, outcomes: Outcome, horizon: int) -> TimeStep:
 
     fields = ("obs", "reward", "discount", "duration", "reward_delay", "legal")
     places = jnp.arange(horizon + 1)
-    return TimeStep(
-        **{name: join(name) for name in fields}, first=(places == 0) & start.first, last=places == horizon
-    )
+    return TimeStep(**{name: join(name) for name in fields}, first=(places == 0) & start.first, last=places == horizon)

@@ -16,7 +16,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -329,6 +329,8 @@ def _locked(root: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+        with suppress(OSError):  # a run that could not begin leaves no empty folder behind
+            root.rmdir()
 
 
 def _replay_line(loop: PureLoop | HostLoop) -> str:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import random
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -18,7 +19,7 @@ from forethought.packing import pack
 from forethought.tree import copy, named_arrays
 from forethought.types import Box, Discrete, PerStep, Spec
 
-# Half the time to compile, and at these sizes no more time to run.
+# A third of the time to compile, and at these sizes little more to run.
 compiled = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 KEY = jax.random.key(0)
 RULE = PerStep(0.9)
@@ -37,7 +38,7 @@ cases = pytest.mark.parametrize("case", CASES)
 class Louder(PerStep):
     """The same rule for rewards in another unit."""
 
-    times: float = 1.0
+    times: Any = 1.0
 
     def __call__(self, time_step):
         reward, factor = super().__call__(time_step)
@@ -97,37 +98,29 @@ def test_each_loss_trains_what_it_says(case):
         assert moved == expected, name
 
 
-@pytest.mark.parametrize("times", [0.0, 1000.0])
-def test_the_actors_gradient_forgets_the_unit_of_reward(times):
+def test_the_actors_gradient_forgets_the_unit_of_reward():
     """F21: with returns that are all 0 it is finite, and times 1000 nearly equal; without the scale it is not.
 
     The critic of a fresh agent puts out 0, so that its returns are discounted rewards and scale with them."""
-    cfg, agent, rows, _, trained = begun("dynamics")
-    agent = eqx.tree_at(lambda a: a.params.model, agent, trained.params.model)
+    cfg, fresh, rows, _, trained = begun("dynamics")
+    agent = eqx.tree_at(lambda a: a.params.model, fresh, trained.params.model)
 
-    def slope(times, scaled):
+    def slopes(scaled):
         given = dataclasses.replace(cfg, scale_returns=scaled, entropy=0.0)
 
-        def loss(actor):
+        def loss(actor, times):
             state = eqx.tree_at(lambda a: a.params.actor, agent, actor)
             return dreamer.update(given, state, rows, Louder(0.9, times=times), key=KEY)[1]["imagined/loss/actor"]
 
-        return jax.grad(loss)(agent.params.actor)
+        found = compiled(jax.vmap(jax.grad(loss), (None, 0)))(agent.params.actor, jnp.array([0.0, 300.0, 300e3]))
+        return np.concatenate([x.reshape(3, -1) for x in jax.tree.leaves(found)], -1)
 
-    @compiled
-    def slopes():
-        return [jnp.concatenate([x.ravel() for x in jax.tree.leaves(slope(t, s))]) for t, s in
-                ((300.0, True), (300.0 * times, True), (300.0, False), (300.0 * times, False))]  # fmt: skip
-
-    one, other, raw, raw_other = (np.asarray(x) for x in slopes())
-    size = np.linalg.norm(one)
-    assert size > 0 and all(np.isfinite(x).all() for x in (one, other, raw, raw_other))
-    if times:
-        np.testing.assert_allclose(other, one, rtol=0, atol=1e-3 * size)
-        assert np.linalg.norm(raw_other) == pytest.approx(times * np.linalg.norm(raw), rel=1e-3)
-    else:
-        assert not other.any()
-    assert np.linalg.norm(raw) > 2 * size  # the switch has an effect
+    scaled, raw = slopes(True), slopes(False)
+    size = np.linalg.norm(scaled, axis=-1)
+    assert np.isfinite(scaled).all() and not scaled[0].any() and size[1] > 0
+    np.testing.assert_allclose(scaled[2], scaled[1], rtol=0, atol=1e-3 * size[1])
+    np.testing.assert_allclose(raw[2], 1000 * raw[1], rtol=0, atol=np.linalg.norm(raw[1]))
+    assert np.linalg.norm(raw[1]) > 2 * size[1]  # the switch has an effect
 
 
 @cases
@@ -138,21 +131,26 @@ def test_windows_begin_like_episodes(case):
     for first in (False, True):
         cut = eqx.tree_at(lambda r: r.time_step.first, rows, rows.time_step.first.at[:, 0].set(first))  # noqa: B023
         results.append(update(agent, cut, KEY)[1])
-    for name in dreamer.METRICS:
-        assert results[0][name] == results[1][name], name
+    different = {name for name in dreamer.METRICS if results[0][name] != results[1][name]}
+    # Only of an episode's own first row is the reward void.
+    assert different == {"real/loss/reward", "update/grad_norm"}
 
 
 @cases
-def test_ends_of_windows_are_no_ends_of_episodes(case):
-    """Rows after an episode's end count for nothing in its targets, nor does the reward on a first row."""
+def test_no_loss_reads_what_is_void(case):
+    """Neither the reward of a first row, which would lead from one episode into the next, nor a last row's action."""
     _, _, rows, update, agent = begun(case)
     step = rows.time_step
-    assert step.last.any() and step.first[:, 1:].any()
-    # Void everywhere but in the reward head's own target, which is why only that loss may notice.
-    changed = eqx.tree_at(lambda r: r.time_step.reward, rows, jnp.where(step.first, 50.0, step.reward))
+    assert step.last[:, :-1].any() and step.first[:, 1:].any()
+    void = step.last.reshape(step.last.shape + (1,) * (rows.action.ndim - 2))
+    changed = eqx.tree_at(
+        lambda r: (r.time_step.reward, r.action),
+        rows,
+        (jnp.where(step.first, 50.0, step.reward), jnp.where(void, 1, rows.action)),
+    )
     one, other = (update(agent, given, KEY)[1] for given in (rows, changed))
-    different = {name for name in one if "loss" in name and one[name] != other[name]}
-    assert different == {"real/loss/reward"}
+    for name in dreamer.METRICS:
+        assert one[name] == other[name], name
 
 
 def test_a_terminated_start_gives_its_dream_no_weight():
@@ -311,15 +309,14 @@ def test_dreamer_learns_the_values_of_a_probe(school, graduates, probe):
 def test_a_seed_among_many_is_that_seed_alone(school):
     """Three iterations of two seeds at once and of each alone: batched products round differently, and the
     optimiser, which divides by the size of a gradient, lets a small one show; hence 1e-3."""
-    envs, _, (begin, many_begin), (train, many_train) = school
-    names = list(envs)
-    stacked = school[1]
-    keys = jax.random.split(jax.random.key(5), len(names))
+    _, stacked, (begin, many_begin), (train, many_train) = school
+    keys = jax.random.split(jax.random.key(5), len(PROBES))
     together, _ = many_train(stacked, *many_begin(stacked, keys), 3)
-    alone_begin, alone_train = compiled(begin), compiled(train)
+    alone = compiled(lambda env, key: train(env, *begin(env, key), 3)[0])
     for i in (1, 4):
         env = jax.tree.map(lambda x: x[i], stacked)  # noqa: B023
-        alone, _ = alone_train(env, *alone_begin(env, keys[i]), 3)
-        one, other = named_arrays(alone.agent.params), named_arrays(together.agent.params)
+        one, other = named_arrays(alone(env, keys[i])), named_arrays(together)
+        assert one["agent/updates"] == 6
         for name, leaf in one.items():
-            np.testing.assert_allclose(leaf, other[name][i], rtol=1e-3, atol=1e-3, err_msg=name)
+            if jnp.issubdtype(leaf.dtype, jnp.floating) and not name.startswith("agent/opt_state"):
+                np.testing.assert_allclose(leaf, other[name][i], rtol=1e-3, atol=1e-3, err_msg=name)

@@ -87,7 +87,9 @@ def test_the_recurrence_is_a_gru_with_block_diagonal_matrices():
     deter, stoch, action = rng.normal(size=8), np.eye(3)[[2, 0]], np.array([0.3, -0.9])
     latent = Latent(jnp.asarray(deter, jnp.float32), jnp.asarray(stoch, jnp.float32))
     found = jax.jit(type(model.recurrence).__call__)(model.recurrence, latent, jnp.asarray(action, jnp.float32))
-    np.testing.assert_allclose(found, expected_gru(model.recurrence, deter, stoch.ravel(), action), rtol=2e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        found, expected_gru(model.recurrence, deter, stoch.ravel(), action), rtol=2e-5, atol=1e-5
+    )
 
 
 @both
@@ -156,7 +158,9 @@ def test_imagination_draws_from_the_prior(action):
     np.testing.assert_allclose(ahead.deter[7], seen.latent.deter[2], rtol=1e-5, atol=1e-6)
     # Five standard deviations of a frequency over 3000 draws are at most 0.046.
     np.testing.assert_allclose(ahead.stoch.mean(0), np.exp(seen.prior[2]), atol=0.046)
-    outcome, expected = jax.jit(lambda: (lambda one, out: (out, model.outcome(one)))(*model.imagine(latent, before[2], key=KEY)))()
+    outcome, expected = jax.jit(
+        lambda: (lambda one, out: (out, model.outcome(one)))(*model.imagine(latent, before[2], key=KEY))
+    )()
     for found, again in zip(jax.tree.leaves(outcome), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(found, again, rtol=1e-5, atol=1e-6)
 

@@ -1,4 +1,4 @@
-"""Distributions against SciPy, samples against probabilities, and the gradients that straight-through code passes on."""
+"""Distributions against SciPy, samples against probabilities, and the gradients that samples pass on."""
 
 import jax
 import jax.numpy as jnp

@@ -157,7 +157,7 @@ def test_windows_over_a_wrapped_ring_keep_episodes_apart():
 
 
 def test_the_other_players_value_is_turned_round():
-    """discount -1: G[0] = 1 - .9 * (.75 * 5 + .25 * G[1]), G[1] = 3 - .9 * 2 = 1.2; .75 * 5 + .3 = 4.05; G[0] = -2.645"""
+    """discount -1: G[1] = 3 - .9 * 2 = 1.2 and G[0] = 1 - .9 * (.75 * 5 + .25 * 1.2) = -2.645"""
     found = lambda_returns(floats(0, 1, 3), floats(1, -0.9, -0.9), floats(0, 5, 2), bools("..."), 0.25)
     np.testing.assert_allclose(found, [-2.645, 1.2], atol=1e-6)
 
@@ -198,7 +198,9 @@ def test_options_stack():
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_termination_takes_nothing_from_the_value_after_it(value):
-    target, gradient = jax.value_and_grad(lambda v: returns.smdp_target(floats(2)[0], floats(0)[0], v))(floats(value)[0])
+    target, gradient = jax.value_and_grad(lambda v: returns.smdp_target(floats(2)[0], floats(0)[0], v))(
+        floats(value)[0]
+    )
     assert (target, gradient) == (2, 0)
 
 

@@ -37,7 +37,9 @@ def test_stats_are_those_of_all_that_was_added():
 
 def test_batches_may_come_in_any_grouping():
     batches = drawn([3, 5, 8])
-    for one, other in zip(jax.tree.leaves(after(batches)), jax.tree.leaves(after([np.concatenate(batches)])), strict=True):
+    for one, other in zip(
+        jax.tree.leaves(after(batches)), jax.tree.leaves(after([np.concatenate(batches)])), strict=True
+    ):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-5)
 
 

@@ -82,8 +82,9 @@ class Config:
     """Discount per unit of the environment's duration."""
     lam: float = 0.95
     """Of the lambda returns."""
-    actor_gradient: Literal["reinforce", "dynamics"] = "reinforce"
-    """How the actor learns: by the score function, or back through the model (continuous actions only)."""
+    actor_gradient: Literal["reinforce", "dynamics", "auto"] = "reinforce"
+    """How the actor learns: by the score function, or back through the model; auto: the latter where actions are
+    continuous, which it needs."""
     entropy: float = 3e-4
     """Weight of the actor's entropy."""
     scale_returns: bool = True
@@ -144,7 +145,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "cpu": dict(
         **_size(64, 64, 8, 64), stoch=8, blocks=4, layers=2, bins=63, batch=16, length=16, starts=4,
         envs=4, ticks=4, updates=8, action_repeat=2, prefill=1024, capacity=200_000, gamma=0.99, entropy=0.01,
-        learning_rate=1e-3, warmup=100, actor_gradient="dynamics",
+        learning_rate=1e-3, warmup=100, actor_gradient="auto",
     ),
 }  # fmt: skip
 
@@ -258,7 +259,7 @@ def init(cfg: Config, spec: Spec, *, key: PRNGKeyArray) -> State:
     if isinstance(spec.action, Box) and not spec.action.bounded:
         raise ValueError(f"{spec.name}: dreamer needs bounded actions; give the environment an action bound")
     if isinstance(spec.action, Discrete) and cfg.actor_gradient == "dynamics":
-        raise ValueError(f"{spec.name}: actor_gradient 'dynamics' needs continuous actions; use 'reinforce'")
+        raise ValueError(f"{spec.name}: actor_gradient 'dynamics' needs continuous actions; use 'reinforce' or 'auto'")
     model_key, actor_key, critic_key = jax.random.split(key, 3)
     model = RSSM(
         spec, deter=cfg.deter, hidden=cfg.hidden, stoch=cfg.stoch, classes=cfg.classes, units=cfg.units,
@@ -309,7 +310,7 @@ def _objective(
     places = (jnp.arange(cfg.starts) + 1) * length // cfg.starts - 1
     starts = jax.tree.map(lambda x: x[:, places].reshape(-1, *x.shape[2:]), (stop(latents), rows))
     dream_keys = jax.random.split(dream_key, batch * cfg.starts)
-    dreamer = params.actor if cfg.actor_gradient == "dynamics" else frozen(params.actor)
+    dreamer = params.actor if _through_model(cfg, params.actor) else frozen(params.actor)
 
     def dream(start: tuple[Latent, Step], key: PRNGKeyArray) -> tuple[Latent, Step]:
         latent, row = start
@@ -405,10 +406,15 @@ def _actor_loss(
     latents, rows, _ = acted
     dist = actor.dist(latents)
     entropy = dist.entropy()
-    if cfg.actor_gradient == "dynamics":  # the returns carry the gradient, through the model, to the actions
+    if _through_model(cfg, actor):  # the returns carry the gradient, through the model, to the actions
         return -returns / scale - cfg.entropy * entropy, entropy
     advantage = jax.lax.stop_gradient((returns - value) / scale)
     return -dist.log_prob(rows.extras) * advantage - cfg.entropy * entropy, entropy
+
+
+def _through_model(cfg: Config, actor: Actor) -> bool:
+    """Whether the actor's gradient goes back through the model."""
+    return cfg.actor_gradient == "dynamics" or (cfg.actor_gradient == "auto" and isinstance(actor.action, Box))
 
 
 def _critic_loss(

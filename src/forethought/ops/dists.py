@@ -60,9 +60,7 @@ class Normal(eqx.Module):
         return jnp.sum(0.5 * jnp.log(2 * jnp.pi * jnp.e) + jnp.log(self.scale), -1)
 
 
-def bounded_normal(
-    mean: Float[Array, "*batch A"], scale: Float[Array, "*batch A"], low: float, high: float
-) -> Normal:
+def bounded_normal(mean: Float[Array, "*batch A"], scale: Float[Array, "*batch A"], low: float, high: float) -> Normal:
     """A Gaussian with mean tanh(mean) and a scale between `low` and `high` (dreamerv3's actor)."""
     return Normal(jnp.tanh(mean), low + (high - low) * jax.nn.sigmoid(scale + 2.0))
 

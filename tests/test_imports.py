@@ -1,0 +1,85 @@
+"""A module imports only what stands above it."""
+
+import ast
+from pathlib import Path
+
+import forethought
+
+ROOT = Path(forethought.__file__).parent
+ORDER = """
+_version
+types  tree  protocols
+ops  ops.returns  ops.losses  ops.dists  ops.stats
+nets
+envs.single  envs.spaces  envs.sketch  envs.probe  envs.seat  envs.workers  envs.host  envs.gym  envs.dmc
+envs.pure  envs.tabular  envs.distractor  envs.control  envs.hosted  envs  envs.check
+imagine  collect  replay  packing  checkpoint
+models  models.rssm
+loop
+audit  audit.depth  audit.episodes  audit.evaluation
+algos  algos.dreamer
+record  page  report
+logs  settings  run
+__init__
+cli
+""".split()
+
+
+def name_of(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts) or "__init__"
+
+
+MODULES = {name_of(path): path for path in ROOT.rglob("*.py")}
+
+
+def imports(source):
+    """The modules of ours that a source imports anywhere, within functions too."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports are not used"
+            whole = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if name.removeprefix("forethought.") in MODULES else node.module for name in whole]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        ours = [name for name in names if name.split(".")[0] == "forethought"]
+        found |= {name.removeprefix("forethought").lstrip(".") or "__init__" for name in ours}
+    return found
+
+
+IMPORTS = {name: imports(path.read_text()) for name, path in MODULES.items()}
+
+
+def test_every_module_has_its_place():
+    assert sorted(ORDER) == sorted(MODULES)
+
+
+def test_a_module_imports_only_what_stands_above_it():
+    wrong = [
+        f"{name} imports {other}, which stands below it"
+        for name, others in IMPORTS.items()
+        for other in others
+        if ORDER.index(other) >= ORDER.index(name)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_ops_import_nothing_of_ours_but_ops():
+    for name, others in IMPORTS.items():
+        if name.startswith("ops"):
+            assert all(other.startswith("ops") for other in others), name
+
+
+def test_algorithms_know_nothing_of_each_other_and_nobody_imports_them():
+    for name, others in IMPORTS.items():
+        assert not any(other.startswith("algos.") for other in others), name
+
+
+def test_imports_are_found_wherever_they_stand():
+    source = "import forethought.tree\ndef f():\n    from forethought.ops import losses, returns as r\n    import jax\n"
+    assert imports(source) == {"tree", "ops.losses", "ops.returns"}
+    assert imports("from forethought import nets\nfrom forethought import __doc__ as d") == {"nets", "__init__"}
+    assert imports("from forethought.types import Box") == {"types"}

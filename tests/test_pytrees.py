@@ -1,0 +1,80 @@
+"""Every public module class is a tree: it passes through flatten, jit and vmap as what it was."""
+
+import importlib
+import inspect
+import pkgutil
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import forethought
+from forethought import collect, loop, nets
+from forethought.algos import dreamer
+from forethought.envs import control, distractor, tabular
+from forethought.envs.pure import Repeated
+from forethought.models import rssm
+from forethought.ops import dists, stats
+from forethought.run import Agent
+from forethought.types import Box, Discrete, Outcome, PerStep, PerTime
+
+KEY = jax.random.key(0)
+
+
+def examples():
+    """One of every class, as far as a small run of dreamer does not hold it already."""
+    env = tabular.corridor(3, time_limit=4)
+    sizes = dict(deter=4, hidden=4, stoch=2, classes=2, units=4, blocks=2, layers=1, bins=5)
+    cfg = dreamer.Config(**sizes, envs=1, prefill=4, capacity=8, batch=1, length=2, starts=1)
+    pure, ring, _ = jax.jit(lambda: loop.begin(dreamer, cfg, env, key=KEY))()
+    policy = dreamer.policy(cfg, pure.agent)
+    model, one = policy.model, jnp.ones(())
+    seen = rssm.Filtered(model.initial(), jnp.zeros((1, 2, 2)), jnp.zeros((1, 2, 2)))
+    pendulum, noise = control.Pendulum(), distractor.Distractor()
+    stream = pure.streams
+    decision = collect.RandomPolicy(Discrete(2))(None, jax.tree.map(lambda x: x[0], stream.time_step), key=KEY)[1]
+    return [
+        pure, ring, pure.agent, pure.agent.params, policy, policy.actor, pure.agent.params.critic, model,
+        model.recurrence, *model.codes, seen, seen.latent, pure.agent.return_scale, stats.RunningStats.empty(2),
+        stream, collect.HostStream(stream.time_step, None, stream.tick[0], KEY), stream.time_step, stream.env_state,
+        ring.data, decision, Outcome(None, one, one, one, one), PerStep(0.9), PerTime(0.1),
+        collect.RandomPolicy(Box((2,))), collect.ZeroPolicy(Discrete(2)), Agent(policy, model, env.spec, 0),
+        env, pendulum, control.CartPoleSwingUp(), Repeated(pendulum, 2), noise,
+        pendulum.reset(key=KEY)[0], noise.reset(key=KEY)[0],
+        dists.Categorical(jnp.zeros((3, 2))), dists.Normal(jnp.zeros(2), jnp.ones(2)), nets.Trunk(2, 3, 1, key=KEY),
+        nets.MLP(2, 3, 1, 2, key=KEY), nets.Layer(2, 3, key=KEY), nets.Dense(2, 3, key=KEY),
+        nets.BlockDense(2, 3, 4, key=KEY), nets.RMSNorm(3),
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trees():
+    return {type(example).__name__: example for example in examples()}
+
+
+def test_every_public_class_has_an_example(trees):
+    classes = set()
+    for module in pkgutil.walk_packages(forethought.__path__, "forethought."):
+        found = vars(importlib.import_module(module.name)).values()
+        classes |= {
+            c for c in found if isinstance(c, type) and issubclass(c, eqx.Module) and c.__module__ == module.name
+        }
+    public = {c.__name__ for c in classes if not inspect.isabstract(c) and not c.__name__.startswith(("_", "Abstract"))}
+    assert public - set(trees) == set()
+
+
+def test_every_module_is_a_tree(trees):
+    for name, module in trees.items():
+        leaves, form = jax.tree.flatten(module)
+        again = jax.tree.unflatten(form, leaves)
+        assert type(again) is type(module) and jax.tree.structure(again) == form, name
+        through, batch = jax.jit(lambda tree: (tree, jax.vmap(lambda _: tree)(jnp.arange(2))))(module)
+        for result in (through, batch):
+            assert type(result) is type(module) and jax.tree.structure(result) == form, name
+        for leaf, one, two in zip(leaves, jax.tree.leaves(through), jax.tree.leaves(batch), strict=True):
+            assert one.shape == np.shape(leaf) and two.shape == (2, *np.shape(leaf)), name
+            if not jnp.issubdtype(one.dtype, jax.dtypes.prng_key):
+                np.testing.assert_array_equal(one, np.asarray(leaf, one.dtype), err_msg=name)
+                np.testing.assert_array_equal(two[1], one, err_msg=name)

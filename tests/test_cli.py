@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import os
 import shutil
 
 import gymnasium
@@ -62,6 +63,7 @@ def copied(finished, tmp_path):
 
 
 OUT = "{tmp}/out"
+DREAMER = ("train", "dreamer", "--env", "CartPole-v1", "--out", OUT, "--steps", 9999)
 BAD = [
     ((), "required: COMMAND"),
     (("trian",), "invalid choice: 'trian'"),
@@ -93,7 +95,7 @@ BAD = [
     (("train", "stub", "--env", "jax/pendulum", "--out", OUT, "--steps", 39), "steps is 39"),
     (("train", "stub", "--env", "jax/pendulum", "--out", OUT, "--steps", "1e4"), "invalid int value: '1e4'"),
     (("train", "stub", "--env", "jax/pendulum", "--out", OUT, "--steps", 100, "--capacity", 10), "capacity of 5"),
-    (("train", "dreamer", "--env", "CartPole-v1", "--out", OUT, "--steps", 9999), "'dynamics' needs continuous"),
+    ((*DREAMER, "--actor-gradient", "dynamics"), "CartPole-v1: actor_gradient 'dynamics' needs continuous actions"),
     (("train", "dreamer", "--env", "jax/pendulum", "--out", OUT, "--steps", 9, "--starts", 99), "starts is 99"),
     (("train", "stub\nstub", "--env", "jax/pendulum"), "invalid choice: 'stub\\nstub'"),
     (("eval", "{tmp}/nowhere"), "{tmp}/nowhere: is not a run"),
@@ -172,11 +174,14 @@ def small_demo(monkeypatch):
     monkeypatch.setattr(run, "train", smaller)
 
 
-@pytest.mark.parametrize("command", ["train", "eval", "report", "check", "demo"])
-@pytest.mark.parametrize("quiet", [False, True])
+@pytest.mark.parametrize(
+    ("command", "quiet"),
+    [(name, quiet) for name in ("train", "eval", "report", "check") for quiet in (False, True)] + [("demo", True)],
+)
 def test_every_command_writes_json_and_can_be_quiet(command, quiet, call, copied, tmp_path, monkeypatch):
     if command == "demo":
         small_demo(monkeypatch)
+        monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))  # the demo adds to it
     arguments = {
         "train": (*TRAIN, "--out", copied),
         "eval": ("eval", copied, "--episodes", 2, "--sampled", "--seed", 5),

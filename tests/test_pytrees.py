@@ -66,14 +66,12 @@ def test_every_public_class_has_an_example(trees):
 
 
 def test_every_module_is_a_tree(trees):
+    through, batches = jax.jit(lambda trees: (trees, jax.vmap(lambda _: trees)(jnp.arange(2))))(trees)
     for name, module in trees.items():
         leaves, form = jax.tree.flatten(module)
-        again = jax.tree.unflatten(form, leaves)
-        assert type(again) is type(module) and jax.tree.structure(again) == form, name
-        through, batch = jax.jit(lambda tree: (tree, jax.vmap(lambda _: tree)(jnp.arange(2))))(module)
-        for result in (through, batch):
+        for result in (jax.tree.unflatten(form, leaves), through[name], batches[name]):
             assert type(result) is type(module) and jax.tree.structure(result) == form, name
-        for leaf, one, two in zip(leaves, jax.tree.leaves(through), jax.tree.leaves(batch), strict=True):
+        for leaf, one, two in zip(leaves, jax.tree.leaves(through[name]), jax.tree.leaves(batches[name]), strict=True):
             assert one.shape == np.shape(leaf) and two.shape == (2, *np.shape(leaf)), name
             if not jnp.issubdtype(one.dtype, jax.dtypes.prng_key):
                 np.testing.assert_array_equal(one, np.asarray(leaf, one.dtype), err_msg=name)

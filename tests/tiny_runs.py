@@ -73,10 +73,14 @@ def start(*arguments: object, limit: int = 0) -> subprocess.Popen:
     )  # fmt: skip
 
 
-def command(*arguments: object, limit: int = 0) -> subprocess.CompletedProcess:
-    """Runs `forethought ARGUMENTS` to its end."""
-    process = start(*arguments, limit=limit)
-    out, err = process.communicate(timeout=280)
+def command(*arguments: object, limit: int = 0, seconds: float = 240) -> subprocess.CompletedProcess:
+    """Runs `forethought ARGUMENTS` to its end, which has to come within so many seconds."""
+    with start(*arguments, limit=limit) as process:
+        try:
+            out, err = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 

@@ -102,7 +102,7 @@ def collect_host(
     for _ in range(ticks):
         carry, row = decide(stream)
         row = jax.tree.map(np.asarray, row)
-        ended = stream.time_step.last
+        ended = np.asarray(stream.time_step.last)
         if not ended.all():
             env.send(row.action, where=~ended)
         if ended.any():

@@ -176,8 +176,10 @@ class PureLoop:
         count = min(iterations, CHUNK)
         self._arrays, self.ring, out = self._chunk(self._arrays, self.ring, count)
         metrics, seen = jax.tree.map(lambda x: np.asarray(x)[:count], out)
-        seen = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), seen)
-        self._observe(seen)
+        # Where training diverged first, what the environments said afterwards is not their fault.
+        finite = np.all([np.isfinite(x) for x in metrics.values()], axis=0)
+        sound = count if finite.all() else int(finite.argmin()) + 1
+        self._observe(jax.tree.map(lambda x: x[:sound].reshape(-1, *x.shape[2:]), seen))
         episodes, self._episodes = self._episodes, []
         return Chunk(_means(metrics), episodes)
 
@@ -257,10 +259,7 @@ class HostLoop:
         episodes = [] if self.replay.count else self._prefill()
         metrics = []
         for _ in range(iterations):
-            acting = self._acting
-            self.stream, rows = collect.collect_host(
-                self.env, lambda stream, acting=acting: self._decide(acting, stream), self.stream, self.cfg.ticks
-            )
+            self.stream, rows = collect.collect_host(self.env, self._act, self.stream, self.cfg.ticks)
             self.replay.add(rows)
             episodes += self.tally.add(rows.time_step)
             rng = np.random.Generator(np.random.Philox(key=[self.seed, self.iteration]))
@@ -272,6 +271,16 @@ class HostLoop:
             metrics.append(new)
             self.iteration += 1
         return Chunk(_means(jax.tree.map(lambda *xs: np.stack(xs), *jax.device_get(metrics))), episodes)
+
+    def _act(self, stream: collect.HostStream) -> tuple[PyTree, Step]:
+        """Decides; metrics are looked at only after the call, so a policy that diverged is seen here first."""
+        carry, row = self._decide(self._acting, stream)
+        for name, x in tree.named_arrays({"action": row.action, "log_prob": row.log_prob}).items():
+            if not np.isfinite(x).all():
+                raise FloatingPointError(
+                    f"training diverged: the policy's {name} not finite; the last checkpoint is good"
+                )
+        return carry, row
 
     def _prefill(self) -> list[tuple[float, int]]:
         random = collect.RandomPolicy(self.spec.action)

@@ -99,7 +99,7 @@ def train(
         with _locked(root):
             config = agreed(root, settings, env.spec, override)
             rule = PerStep(cfg.gamma, env.spec.unit)
-            kind = PureLoop if isinstance(env, AbstractEnv) else HostLoop
+            kind: Any = PureLoop if isinstance(env, AbstractEnv) else HostLoop
             loop = kind(learner(settings.algorithm), cfg, env, rule, seed=settings.seed)
             console.print(_replay_line(loop), highlight=False, soft_wrap=True)
             seconds = _resume(root, loop, console)
@@ -181,10 +181,11 @@ def evaluate(
     _say_broken(found, console)
     name = env or settings.env
     _check_fits(agent.spec, dataclasses.replace(settings, eval_env=name))
+    drawn: Any = make(settings.env) if settings.env.startswith("jax/") else None
     with console.status(f"evaluating {episodes} episodes of {name}"):
         result = evaluation.evaluate(
             agent, agent.model, lambda num: _host(settings, name, num), episodes, seed=seed,
-            drawn=make(settings.env) if settings.env.startswith("jax/") else None,
+            drawn=drawn,
         )  # fmt: skip
     result |= {"step": agent.step, "rule": "greedy" if greedy else "sampled", "env": name, "seeds": [seed]}
     _write_json(root / "evaluation.json", result)
@@ -258,13 +259,15 @@ def _save(root: Path, step: int, loop: PureLoop | HostLoop, seconds: float) -> N
 def _resume(root: Path, loop: PureLoop | HostLoop, console: Console) -> float:
     """Restores the newest good checkpoint, if there is one; returns the seconds spent before it."""
     found = checkpoint.latest(root)
-    checkpoint.rewind(root, found)
     if found is None:
+        checkpoint.rewind(root, None)
         return 0.0
     _say_broken(found, console)
     state, replay = loop.like()
+    restored: Any = checkpoint.load_replay(found, replay)
     files = {name: found.file(name) for name in found.manifest["files"] if name != checkpoint.STATE}
-    loop.restore(checkpoint.load(found, state), checkpoint.load_replay(found, replay), files)
+    loop.restore(checkpoint.load(found, state), restored, files)
+    checkpoint.rewind(root, found)  # not before it fits: a loop that differs removes nothing
     console.print(f"{root}: going on from step {found.step:,}", highlight=False, soft_wrap=True)
     return found.meta["seconds"]
 

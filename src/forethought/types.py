@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int, PyTree
 
-Array = jax.Array | np.ndarray
+if TYPE_CHECKING:
+    Array = Any  # the same fields hold JAX arrays on the device and NumPy's on the host
+else:
+    Array = jax.Array | np.ndarray
 
 
 class TimeStep(eqx.Module):

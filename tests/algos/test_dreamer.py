@@ -20,7 +20,6 @@ from forethought.tree import copy, named_arrays
 from forethought.types import Box, Discrete, PerStep, Spec
 
 # A third of the time to compile, and at these sizes little more to run.
-compiled = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 KEY = jax.random.key(0)
 RULE = PerStep(0.9)
 SIZES = dict(deter=16, hidden=16, stoch=4, classes=4, units=16, blocks=2, layers=1, bins=21, bin_limit=4.0)
@@ -49,9 +48,9 @@ class Louder(PerStep):
 def begun(case):
     """(cfg, a fresh agent, windows [B, T] of random play, the compiled update, and the agent after three of them)."""
     env, cfg = CASES[case]
-    pure, ring, _ = compiled(lambda: loop.begin(dreamer, cfg, env, key=KEY))()
+    pure, ring, _ = jax.jit(lambda: loop.begin(dreamer, cfg, env, key=KEY))()
     rows = ring.sample(cfg.batch, cfg.length, key=jax.random.key(1))
-    update = compiled(lambda agent, rows, key: dreamer.update(cfg, agent, rows, RULE, key=key))
+    update = jax.jit(lambda agent, rows, key: dreamer.update(cfg, agent, rows, RULE, key=key))
     agent = pure.agent
     for i in range(3):
         agent, metrics = update(agent, rows, jax.random.key(i))
@@ -92,7 +91,7 @@ def test_each_loss_trains_what_it_says(case):
         metrics = dreamer.update(cfg, dataclasses.replace(agent, params=params), rows, RULE, key=KEY)[1]
         return jnp.stack([metrics[name] for name in reach])
 
-    slopes = named_arrays(compiled(jax.jacrev(losses))(agent.params))
+    slopes = named_arrays(jax.jit(jax.jacrev(losses))(agent.params))
     for place, (name, expected) in enumerate(reach.items()):
         moved = {"/".join(array.split("/")[:2]) for array, slope in slopes.items() if np.any(slope[place] != 0)}
         assert moved == expected, name
@@ -112,7 +111,7 @@ def test_the_actors_gradient_forgets_the_unit_of_reward():
             state = eqx.tree_at(lambda a: a.params.actor, agent, actor)
             return dreamer.update(given, state, rows, Louder(0.9, times=times), key=KEY)[1]["imagined/loss/actor"]
 
-        found = compiled(jax.vmap(jax.grad(loss), (None, 0)))(agent.params.actor, jnp.array([0.0, 300.0, 300e3]))
+        found = jax.jit(jax.vmap(jax.grad(loss), (None, 0)))(agent.params.actor, jnp.array([0.0, 300.0, 300e3]))
         return np.concatenate([x.reshape(3, -1) for x in jax.tree.leaves(found)], -1)
 
     scaled, raw = slopes(True), slopes(False)
@@ -182,7 +181,7 @@ def test_acting_changes_nothing_but_its_carry(case):
     agent = begun(case)[-1]
     before = pack(agent)
 
-    @compiled
+    @jax.jit
     def act(agent, key):
         policy = dreamer.policy(cfg, agent, greedy=True)
         stream = collect.begin(env, policy, 0, key=key)
@@ -283,7 +282,7 @@ def school():
         return jax.lax.fori_loop(0, iterations, step, (pure, ring))
 
     every = (0, 0, 0, None)
-    return envs, stacked, (begin, compiled(jax.vmap(begin))), (train, compiled(jax.vmap(train, every)))
+    return envs, stacked, (begin, jax.jit(jax.vmap(begin))), (train, jax.jit(jax.vmap(train, every)))
 
 
 @pytest.fixture(scope="module")
@@ -291,7 +290,7 @@ def graduates(school):
     envs, stacked, (_, begin), (_, train) = school
     keys = jax.random.split(KEY, len(envs))
     pure, _ = train(stacked, *begin(stacked, keys), 450)
-    found = compiled(jax.vmap(seen_by))(stacked, pure.agent, keys)
+    found = jax.jit(jax.vmap(seen_by))(stacked, pure.agent, keys)
     return {name: [np.asarray(x[i]) for x in found] for i, name in enumerate(envs)}
 
 
@@ -312,7 +311,7 @@ def test_a_seed_among_many_is_that_seed_alone(school):
     _, stacked, (begin, many_begin), (train, many_train) = school
     keys = jax.random.split(jax.random.key(5), len(PROBES))
     together, _ = many_train(stacked, *many_begin(stacked, keys), 3)
-    alone = compiled(lambda env, key: train(env, *begin(env, key), 3)[0])
+    alone = jax.jit(lambda env, key: train(env, *begin(env, key), 3)[0])
     for i in (1, 4):
         env = jax.tree.map(lambda x: x[i], stacked)  # noqa: B023
         one, other = named_arrays(alone(env, keys[i])), named_arrays(together)

@@ -25,12 +25,19 @@ def test_unimix_leaves_every_class_its_share(share):
     np.testing.assert_allclose(np.exp(found).sum(-1), 1, rtol=1e-6)
 
 
-def test_straight_through_samples_are_exactly_one_hot():
+def test_straight_through_samples_have_the_probabilities():
     log_probs = jnp.broadcast_to(dists.unimix(LOGITS, 0.3), (3000, 2, 4))
     samples = np.asarray(jax.jit(dists.straight_through)(log_probs, key=KEY))
-    np.testing.assert_array_equal(np.sort(samples, -1), np.broadcast_to([0, 0, 0, 1], samples.shape))
     # Five standard deviations of a frequency over 3000 draws: at most 5 * sqrt(.25 / 3000) = 0.046.
     np.testing.assert_allclose(samples.mean(0), probabilities(LOGITS, 0.3), atol=0.046)
+
+
+def test_straight_through_is_exact_for_any_probabilities():
+    """(1 + p) - p need not be 1 in floating point."""
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(1000, 4)), jnp.float32)
+    for draw in (jax.jit(dists.straight_through), dists.straight_through):
+        samples = np.asarray(draw(dists.unimix(logits, 0.01), key=KEY))
+        np.testing.assert_array_equal(np.sort(samples, -1), np.broadcast_to([0, 0, 0, 1], samples.shape))
 
 
 def test_straight_through_passes_the_gradient_of_the_probabilities():

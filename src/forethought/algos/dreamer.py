@@ -367,7 +367,8 @@ def _objective(
         "imagined/return_scale": return_scale.value(),
         "imagined/survival": weight[:, -1].mean(),
     }
-    return sum(weights[name] * means[name] for name in weights), (return_scale, metrics)
+    total = jnp.stack([weights[name] * means[name] for name in weights]).sum()
+    return total, (return_scale, metrics)
 
 
 def _model_losses(

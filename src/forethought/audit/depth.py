@@ -86,8 +86,8 @@ def error_by_depth(
         "context": CONTEXT,
         "unit": "mean squared error",
         "keys": {
-            name: errors(outcome.obs[name], truth.obs[name], seen.obs[name], led.obs[name], discrete[name])
-            for name in (outcome.obs or {})
+            name: errors(guess, truth.obs[name], seen.obs[name], led.obs[name], discrete[name])
+            for name, guess in (outcome.obs or {}).items()
         },
         "reward": errors(outcome.reward, truth.reward, seen.reward, led.reward, False),
         "discount": errors(outcome.discount, truth.discount, seen.discount, led.discount, False),
@@ -146,7 +146,9 @@ def as_lists(tree: PyTree) -> Any:
 
     def plain(x: Any) -> Any:
         x = np.asarray(x)
-        finite = np.isfinite(x)
-        return (x if finite.all() else np.where(finite, x, None)).tolist()
+        if not np.isfinite(x).all():
+            finite, x = np.isfinite(x), x.astype(object)
+            x[~finite] = None
+        return x.tolist()
 
     return jax.tree.map(plain, tree)

@@ -45,7 +45,7 @@ def evaluate(
     Returns:
         returns {"agent", "zero action", "random"}, open_loop, error_by_depth, episode and imagined_episode.
     """
-    host = env(min(episodes, 25))
+    host: Any = env(min(episodes, 25))
     try:
         key = jax.random.key(seed)
         play_key, zero_key, random_key, model_key = jax.random.split(key, 4)
@@ -85,7 +85,8 @@ def _open_loop(model: AbstractWorldModel, episode: Step, drawn: Any, *, key: Any
     def whole(seen: Any, imagined: Any) -> np.ndarray:
         return np.concatenate([seen, imagined])
 
-    predicted = {name: whole(seen.obs[name], outcome.obs[name]) for name in outcome.obs or {}}
+    imagined = outcome.obs or {}
+    predicted = {name: whole((seen.obs or {})[name], imagined[name]) for name in imagined}
     pair = lambda t, p: {"true": as_lists(t), "predicted": as_lists(p)}  # noqa: E731
     reward, discount = whole(seen.reward, outcome.reward), whole(seen.discount, outcome.discount)
     sketch = _drawn(drawn, predicted)

@@ -77,7 +77,7 @@ class ObsCode(eqx.Module):
         if isinstance(self.space, Box):
             return jnp.sum((code - target) ** 2, -1)
         parts = zip(self._parts(code), self._parts(target), strict=True)
-        return -sum(jnp.sum(t * jax.nn.log_softmax(c), -1) for c, t in parts)
+        return -jnp.stack([jnp.sum(t * jax.nn.log_softmax(c), -1) for c, t in parts]).sum(0)
 
     def _parts(self, code: Array) -> list[Array]:
         return jnp.split(code, np.cumsum(self.classes)[:-1].tolist(), -1)

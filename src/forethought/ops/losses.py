@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float
 
 
@@ -41,7 +42,7 @@ def two_hot(target: Float[Array, ""], bins: Float[Array | np.ndarray, " K"]) -> 
     Returns:
         Weights, at least 0, that sum to 1; at most two, adjacent ones, are positive.
     """
-    if not isinstance(target, jax.core.Tracer) and bool(jnp.isnan(target)):
+    if not isinstance(target, Tracer) and bool(jnp.isnan(target)):
         raise ValueError("two_hot: the target is NaN; only numbers have a two-hot code")
     bins = jnp.asarray(bins, jnp.float32)
     value = jnp.clip(target.astype(jnp.float32), bins[0], bins[-1])

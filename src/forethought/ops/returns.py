@@ -66,10 +66,10 @@ def n_step_returns(
     """
     if n < 1:
         raise ValueError(f"n_step_returns: n is {n}; it must be at least 1")
-    later = value[1:]
+    target = value[:-1]  # of no steps at all
     for _ in range(n):
-        target = reward[1:] + factor[1:] * jnp.where(last[1:], value[1:], later)
         later = jnp.append(target[1:], value[-1])
+        target = reward[1:] + factor[1:] * jnp.where(last[1:], value[1:], later)
     return jnp.where(last[:-1], 0.0, target)
 
 

@@ -94,10 +94,10 @@ class Pure(eqx.Module):
     key: PRNGKeyArray
 
 
-def begin(learner: Learner, cfg: Any, env: AbstractEnv, *, key: PRNGKeyArray) -> tuple[Pure, Ring, TimeStep]:
+def begin(learner: Learner, cfg: Any, env: AbstractEnv, *, key: PRNGKeyArray) -> tuple[Pure, Ring, Step]:
     """Draws an agent and fills a ring with the random policy's rows; pure, so that it may be vmapped over seeds.
 
-    Returns the loop's state, its ring, and the time steps [T, B] collected so far."""
+    Returns the loop's state, its ring, and the rows [T, B] collected so far."""
     agent_key, stream_key, loop_key = jax.random.split(key, 3)
     agent = learner.init(cfg, env.spec, key=agent_key)
     policy, random = learner.policy(cfg, agent), collect.RandomPolicy(env.spec.action)
@@ -106,12 +106,12 @@ def begin(learner: Learner, cfg: Any, env: AbstractEnv, *, key: PRNGKeyArray) ->
     carry = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x)[None], cfg.envs, 0), policy.initial())
     streams = eqx.tree_at(lambda s: s.carry, streams, carry, is_leaf=lambda x: x is None)
     ring = Ring.empty(jax.tree.map(lambda x: x[0, 0], rows), cfg.capacity // cfg.envs, cfg.envs).add(rows)
-    return Pure(agent, streams, jnp.zeros((), jnp.int32), loop_key), ring, rows.time_step
+    return Pure(agent, streams, jnp.zeros((), jnp.int32), loop_key), ring, rows
 
 
 def iterate(
     learner: Learner, cfg: Any, env: AbstractEnv, rule: Discount, loop: Pure, ring: Ring
-) -> tuple[Pure, Ring, tuple[dict[str, Array], TimeStep]]:
+) -> tuple[Pure, Ring, tuple[dict[str, Array], Step]]:
     """One iteration on a pure environment; may be scanned, and vmapped over seeds.
 
     Raises ValueError where the rule discounts in another unit than the environment's."""
@@ -134,7 +134,7 @@ def iterate(
     arrays, metrics = jax.lax.scan(carried, arrays, keys)
     metrics = jax.tree.map(lambda x: x.mean(0), metrics)
     loop = Pure(eqx.combine(arrays, static), streams, loop.iteration + 1, loop.key)
-    return loop, ring, (metrics, rows.time_step)
+    return loop, ring, (metrics, rows)
 
 
 class PureLoop:
@@ -146,9 +146,9 @@ class PureLoop:
         self.tally = Tally.empty(cfg.envs)
         self._episodes: list[tuple[float, int]] = []
         start = eqx.filter_jit(lambda key: begin(learner, cfg, env, key=key))
-        loop, self.ring, seen = start(jax.random.key(seed))
+        loop, self.ring, rows = start(jax.random.key(seed))
         self._arrays, self._static = eqx.partition(loop, eqx.is_array)
-        self._observe(seen)
+        self._observe(rows)
 
         @jax.jit  # so that it is traced once, not for its shapes and again for the loop
         def once(arrays: Any, ring: Ring) -> Any:
@@ -175,25 +175,30 @@ class PureLoop:
         """Runs at most CHUNK iterations. Raises EnvironmentFault or FloatingPointError, naming what was not finite."""
         count = min(iterations, CHUNK)
         self._arrays, self.ring, out = self._chunk(self._arrays, self.ring, count)
-        metrics, seen = jax.tree.map(lambda x: np.asarray(x)[:count], out)
-        # Where training diverged first, what the environments said afterwards is not their fault.
-        finite = np.all([np.isfinite(x) for x in metrics.values()], axis=0)
-        sound = count if finite.all() else int(finite.argmin()) + 1
-        self._observe(jax.tree.map(lambda x: x[:sound].reshape(-1, *x.shape[2:]), seen))
+        metrics, rows = jax.tree.map(lambda x: np.asarray(x)[:count], out)
+        self._observe(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows))
         episodes, self._episodes = self._episodes, []
         return Chunk(_means(metrics), episodes)
 
-    def _observe(self, seen: TimeStep) -> None:
-        seen = jax.tree.map(np.asarray, seen)
-        for name, x in tree.named_arrays(seen).items():
-            if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all():
-                tick, stream = np.argwhere(~np.isfinite(x))[0][:2]
-                raise EnvironmentFault(
-                    "non-finite",
-                    f"{self.spec.name}: '{name}' is not finite at row "
-                    f"{tick} after decision {int(self.tally.decisions)}, environment {stream}",
+    def _observe(self, rows: Step) -> None:
+        rows = jax.tree.map(np.asarray, rows)
+        bad = {
+            name: np.argwhere(~np.isfinite(x))[0]
+            for name, x in tree.named_arrays({"action": rows.action, "time_step": rows.time_step}).items()
+            if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all()
+        }
+        if bad:  # what came first is the cause: an action leads to the row after it
+            name, (tick, stream, *_) = min(bad.items(), key=lambda item: (item[1][0], item[0] == "action"))
+            if name == "action":
+                raise FloatingPointError(
+                    "training diverged: the policy's action not finite; the last checkpoint is good"
                 )
-        self._episodes += self.tally.add(seen)
+            raise EnvironmentFault(
+                "non-finite",
+                f"{self.spec.name}: '{name.removeprefix('time_step/')}' is not finite at row "
+                f"{tick} after decision {int(self.tally.decisions)}, environment {stream}",
+            )
+        self._episodes += self.tally.add(rows.time_step)
 
     def save(self) -> tuple[PyTree, Ring, dict[str, bytes]]:
         """State, replay and files for a checkpoint."""

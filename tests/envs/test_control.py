@@ -61,9 +61,12 @@ def test_pendulum_steps_as_gymnasium_from_random_states():
             np.testing.assert_allclose(time_step.reward, reward, rtol=1e-6, atol=1e-6)  # a float32
 
 
-@pytest.mark.parametrize("x64, state_tolerance, reward_tolerance", [(True, 1e-9, 1e-5), (False, 2e-3, 5e-3)])
+@pytest.mark.parametrize("x64, state_tolerance, reward_tolerance", [(True, 1e-9, 1e-5), (False, 2e-3, 1.6e-2)])
 def test_pendulum_follows_gymnasium_for_an_episode(x64, state_tolerance, reward_tolerance):
-    """Rounding (1e-7 of an angle of up to 10, in float32) grows with e^(t sqrt(15)) while near upright only."""
+    """Rounding (1e-7 of an angle of up to 10, in float32) grows with e^(t sqrt(15)) while near upright only.
+
+    The reward's slope is at most 2 pi in the angle and 0.2 * 8 in the speed, so its error is below 8 of the state's.
+    """
     original, rng = gymnasium_pendulum(), np.random.default_rng(1)
     for _ in range(5):
         angle, speed = rng.uniform([-np.pi, -1], [np.pi, 1])

@@ -115,7 +115,8 @@ class Config:
     def __post_init__(self) -> None:
         if not 1 <= self.starts <= self.length:
             raise ValueError(f"starts is {self.starts}; it must be from 1 to length ({self.length})")
-        for name in ("envs", "ticks", "updates", "action_repeat", "batch", "horizon"):
+        sizes = ("deter", "hidden", "stoch", "classes", "units", "blocks", "layers")
+        for name in (*sizes, "envs", "ticks", "updates", "action_repeat", "batch", "horizon"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.length < 2:

@@ -15,6 +15,9 @@ from forethought import collect
 from forethought.protocols import AbstractPolicy, HostEnv
 from forethought.types import Step
 
+PATIENCE = 20_000
+"""Decisions after which an episode is taken to be endless."""
+
 _decide = eqx.filter_jit(lambda policy, stream: collect.decide(policy, stream, jnp.zeros((), jnp.int32)))
 
 
@@ -36,11 +39,16 @@ def play(
 
     Returns:
         `episodes` episodes of NumPy rows [T + 1], the first of every environment first.
+
+    Raises:
+        ValueError: some episode does not end within PATIENCE decisions.
     """
     each = -(-episodes // env.num)
     stream = collect.begin_host(env, policy, seed=seed, key=key)
     rows, ended = [], np.zeros(env.num, int)
     while ended.min() < each:
+        if len(rows) > each * PATIENCE:
+            raise ValueError(f"{env.spec.name}: an episode goes on for {PATIENCE:,} decisions; give it a time limit")
         if watch is not None:
             watch()
         stream, row = collect.collect_host(env, lambda s: _decide(policy, s), stream, 1)

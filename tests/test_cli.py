@@ -253,4 +253,7 @@ def test_ctrl_c_before_the_training_is_one_line(call, monkeypatch, tmp_path):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(run, "train", interrupted)
-    assert call(*TRAIN, "--out", tmp_path)[::2] == (130, "forethought: interrupted; the last checkpoint is good\n")
+    assert call(*TRAIN, "--out", tmp_path)[::2] == (
+        130,
+        "forethought: interrupted; the last checkpoint, if there is one, is good\n",
+    )

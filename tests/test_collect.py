@@ -1,5 +1,6 @@
 """The scan and its host twin give equal rows, over every kind of episode end; nothing crosses a reset."""
 
+import dataclasses
 import functools
 
 import jax
@@ -197,4 +198,12 @@ def test_the_random_policy_is_uniform():
 def test_the_zero_policy_does_nothing(space):
     decision = ZeroPolicy(space)(None, START, key=KEY)[1]
     assert decision.action.shape == space.shape and decision.action.dtype == space.dtype
-    assert not decision.action.any() and decision.log_prob == 0
+    done = decision.action if isinstance(space, Discrete) else space.native(np.asarray(decision.action))
+    assert not done.any() and decision.log_prob == 0
+
+
+@pytest.mark.parametrize("policy", [RandomPolicy, ZeroPolicy])
+def test_a_mask_of_legal_actions_is_refused_not_ignored(policy):
+    masked = dataclasses.replace(START, legal=jnp.array([True, False, True, False]))
+    with pytest.raises(ValueError, match="legal: this policy would ignore"):
+        policy(Discrete(4))(None, masked, key=KEY)

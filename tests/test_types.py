@@ -141,3 +141,10 @@ def test_a_description_without_a_field_is_refused():
 def test_void_actions_are_zeros(space):
     void = space.void()
     assert void.shape == space.shape and void.dtype == space.dtype and not void.any()
+
+
+def test_rest_is_what_the_environment_takes_for_zero():
+    """(0 - middle) / half: -(5 - 2) / 7 = -3/7 in [-2, 5]; the nearest bound where 0 is outside; 0 where unbounded."""
+    box = Box((4,), low=np.array([-2, 1, -4, -np.inf]), high=np.array([5, 3, -2, np.inf]))
+    np.testing.assert_allclose(box.rest(), [-3 / 7, -1, 1, 0], rtol=1e-6)
+    np.testing.assert_allclose(box.native(box.rest())[:1], [0], atol=1e-6)

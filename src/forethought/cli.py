@@ -43,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if parsed.json is not None and not parsed.json.parent.is_dir():
         parser.error(f"argument --json: {parsed.json.parent} is no directory")
     _configure_jax(parsed.command)
+    import jax
+
     from forethought.checkpoint import CheckpointError
     from forethought.envs import EnvironmentFault
     from forethought.logs import errors_name
@@ -53,11 +55,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with errors_name(parsed.json):
                 parsed.json.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         return status
-    except (ValueError, OSError, ImportError, CheckpointError, EnvironmentFault, FloatingPointError) as error:
-        print(f"forethought {parsed.command}: {' '.join(str(error).split())}", file=sys.stderr)
+    except (
+        *(ValueError, OSError, ImportError, MemoryError, FloatingPointError),
+        *(CheckpointError, EnvironmentFault, jax.errors.JaxRuntimeError),
+    ) as error:
+        print(f"forethought {parsed.command}: {' '.join((str(error) or repr(error)).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("forethought: interrupted; the last checkpoint is good", file=sys.stderr)
+        print("forethought: interrupted; the last checkpoint, if there is one, is good", file=sys.stderr)
         return 130
 
 
@@ -66,7 +71,7 @@ def _train(args: Any, begin: float) -> tuple[int, Any]:
     from forethought.settings import Settings
 
     fields = {name: getattr(args, name) for name in _field_names(args.algorithm) if hasattr(args, name)}
-    settings = Settings(fields=fields, **{name: getattr(args, name) for name in SETTINGS})
+    settings = Settings(fields=fields, env_args=dict(args.env_arg), **{name: getattr(args, name) for name in SETTINGS})
     override = [name.replace("-", "_") for name in args.override]
     done = run.train(settings, args.out, override=override, console=_console(args))
     result = {"directory": str(done.directory), "steps": done.steps, "seconds": time.monotonic() - begin}
@@ -130,12 +135,13 @@ def _report(args: Any, begin: float) -> tuple[int, Any]:
 def _check(args: Any, begin: float) -> tuple[int, Any]:
     from forethought.envs.check import check
 
-    found = check(args.env, seed=args.seed)
+    found = check(args.env, seed=args.seed, steps=args.steps, **dict(args.env_arg))
     _console(args).print(found)
     return (0 if found.ok else 1), found.as_dict()
 
 
 COMMANDS = {"train": _train, "demo": _demo, "eval": _eval, "report": _report, "check": _check}
+ENV_ARG = "handed to whatever makes the environment; may be given several times"
 SETTINGS = (
     *("algorithm", "env", "steps", "seed", "preset", "processes"),
     *("checkpoint_every", "eval_episodes", "eval_env"),
@@ -152,9 +158,10 @@ def _parser(arguments: Sequence[str]) -> Parser:
     train = commands.add_parser("train", help="train an agent into a directory, or go on with one")
     algorithm = next((x for x in arguments if x in _algorithms()), None) if "train" in arguments else None
     train.add_argument("algorithm", choices=_algorithms(), help="what to train")
-    train.add_argument("--env", required=True, help="jax/NAME, dmc/DOMAIN-TASK or a Gymnasium id")
+    train.add_argument("--env", required=True, help="jax/NAME, dmc/DOMAIN-TASK, a Gymnasium id, or module:attribute")
     train.add_argument("--out", type=Path, required=True, help="the run's directory")
     _add_settings(train)
+    train.add_argument("--env-arg", type=_pair, action="append", default=[], metavar="NAME=VALUE", help=ENV_ARG)
     train.add_argument(
         "--override", nargs="+", default=(), metavar="NAME", help="fields that may differ from the run's"
     )
@@ -177,6 +184,8 @@ def _parser(arguments: Sequence[str]) -> Parser:
 
     check = commands.add_parser("check", help="say what becomes of an environment's spaces, and find its faults")
     check.add_argument("env", metavar="ENV")
+    check.add_argument("--env-arg", type=_pair, action="append", default=[], metavar="NAME=VALUE", help=ENV_ARG)
+    check.add_argument("--steps", type=_positive, default=1000, help="decisions to take with each seed")
     check.add_argument("--seed", type=int, default=0)
 
     for command in commands.choices.values():
@@ -250,6 +259,17 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not at least 1")
     return value
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    """NAME=VALUE, where a value that is not a Python literal is taken as text."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"'{text}' is not NAME=VALUE")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
 
 
 def _boolean(text: str) -> bool:

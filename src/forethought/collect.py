@@ -122,6 +122,7 @@ class RandomPolicy(AbstractPolicy):
         return None
 
     def __call__(self, carry: None, time_step: TimeStep, *, key: PRNGKeyArray) -> tuple[None, Decision]:
+        check_legal(time_step)
         if isinstance(self.action, Discrete):
             return None, Decision(jax.random.randint(key, (), 0, self.action.n), jnp.log(1.0 / self.action.n))
         sample = jax.random.uniform(key, self.action.shape, minval=-1.0, maxval=1.0)
@@ -129,7 +130,7 @@ class RandomPolicy(AbstractPolicy):
 
 
 class ZeroPolicy(AbstractPolicy):
-    """Always the void action: 0, or discrete action 0; what agents are compared with."""
+    """Always discrete action 0, or what the environment takes for 0; what agents are compared with."""
 
     action: Box | Discrete = eqx.field(static=True)
 
@@ -137,7 +138,14 @@ class ZeroPolicy(AbstractPolicy):
         return None
 
     def __call__(self, carry: None, time_step: TimeStep, *, key: PRNGKeyArray) -> tuple[None, Decision]:
-        return None, Decision(jnp.asarray(self.action.void()), jnp.zeros(()))
+        check_legal(time_step)
+        return None, Decision(jnp.asarray(self.action.rest()), jnp.zeros(()))
+
+
+def check_legal(time_step: TimeStep) -> None:
+    """Raises ValueError where an environment masks actions: no policy here respects a mask yet."""
+    if time_step.legal is not None:
+        raise ValueError("time_step.legal: this policy would ignore the mask of legal actions; it needs None")
 
 
 def _row(time_step: TimeStep, decision: Decision, policy_version: Array) -> Step:

@@ -190,9 +190,7 @@ class PureLoop:
         if bad:  # what came first is the cause: an action leads to the row after it
             name, (tick, stream, *_) = min(bad.items(), key=lambda item: (item[1][0], item[0] == "action"))
             if name == "action":
-                raise FloatingPointError(
-                    "training diverged: the policy's action not finite; the last checkpoint is good"
-                )
+                raise FloatingPointError("training diverged: the policy's action is not finite")
             raise EnvironmentFault(
                 "non-finite",
                 f"{self.spec.name}: '{name.removeprefix('time_step/')}' is not finite at row "
@@ -282,9 +280,7 @@ class HostLoop:
         carry, row = self._decide(self._acting, stream)
         for name, x in tree.named_arrays({"action": row.action, "log_prob": row.log_prob}).items():
             if not np.isfinite(x).all():
-                raise FloatingPointError(
-                    f"training diverged: the policy's {name} not finite; the last checkpoint is good"
-                )
+                raise FloatingPointError(f"training diverged: the policy's {name} is not finite")
         return carry, row
 
     def _prefill(self) -> list[tuple[float, int]]:
@@ -340,5 +336,5 @@ def _means(metrics: dict[str, np.ndarray]) -> dict[str, float]:
     """The mean of every metric over its iterations; raises FloatingPointError, naming those that are not finite."""
     bad = [name for name, values in metrics.items() if not np.isfinite(values).all()]
     if bad:
-        raise FloatingPointError(f"training diverged: {', '.join(bad)} not finite; the last checkpoint is good")
+        raise FloatingPointError(f"training diverged: {', '.join(bad)} not finite")
     return {name: float(values.mean()) for name, values in metrics.items()}

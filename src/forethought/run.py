@@ -29,7 +29,7 @@ from rich.console import Console
 
 from forethought import checkpoint, report
 from forethought.audit import evaluation
-from forethought.envs import make
+from forethought.envs import made_pure, make
 from forethought.envs.hosted import Hosted
 from forethought.imagine import open_loop
 from forethought.logs import Display, MetricsLog, errors_name
@@ -86,8 +86,9 @@ def train(
 
     Raises:
         ValueError: a setting that cannot be, or differs from the run's without an override.
-        CheckpointError, OSError: nothing more can be written; the last checkpoint is good.
-        EnvironmentFault, FloatingPointError: something was not finite; the last checkpoint is good.
+        CheckpointError, OSError: nothing more can be written.
+        EnvironmentFault, FloatingPointError: something was not finite.
+    Whatever is raised, the last checkpoint, if there is one, is good.
     """
     root, console = Path(directory), console or Console(quiet=True)
     cfg = settings.config()
@@ -98,7 +99,7 @@ def train(
             _check_fits(env.spec, settings)
         with _locked(root):
             config = agreed(root, settings, env.spec, override)
-            rule = PerStep(cfg.gamma, env.spec.unit)
+            rule = PerStep(cfg.gamma)  # per decision: an environment that counts otherwise is refused
             kind: Any = PureLoop if isinstance(env, AbstractEnv) else HostLoop
             loop = kind(learner(settings.algorithm), cfg, env, rule, seed=settings.seed)
             console.print(_replay_line(loop), highlight=False, soft_wrap=True)
@@ -111,10 +112,12 @@ def train(
             if stopped:
                 console.print(f"{root}: stopped at step {steps:,}; the same command goes on", soft_wrap=True)
                 return Finished(root, steps, stopped[0])
-            if not _evaluated(root, steps):
-                evaluate(root, episodes=settings.eval_episodes, env=settings.eval_env, console=console)
-            with errors_name(root / "report.html"):
-                report.write(root)
+            try:
+                if not _evaluated(root, steps):
+                    evaluate(root, episodes=settings.eval_episodes, env=settings.eval_env, console=console)
+            finally:  # a run that cannot be evaluated has its page too
+                with errors_name(root / "report.html"):
+                    report.write(root)
             return Finished(root, steps, None)
     finally:
         if not isinstance(env, AbstractEnv):
@@ -174,19 +177,18 @@ def evaluate(
     console: Console | None = None,
 ) -> dict[str, Any]:
     """Plays the newest checkpoint's policy beside zero and random actions, measures its model, and writes
-    evaluation.json; returns its content. Training never uses `seed` and the seeds after it."""
+    evaluation.json; returns its content. `seed` should not be one that an agent was trained with."""
     root, console = Path(directory), console or Console(quiet=True)
     settings, _ = read_settings(root)
     agent, found = _load(root, greedy=greedy)
     _say_broken(found, console)
     name = env or settings.env
     _check_fits(agent.spec, dataclasses.replace(settings, eval_env=name))
-    drawn: Any = make(settings.env) if settings.env.startswith("jax/") else None
+    drawn = made_pure(settings.env, settings.env_args)
     with console.status(f"evaluating {episodes} episodes of {name}"):
         result = evaluation.evaluate(
-            agent, agent.model, lambda num: _host(settings, name, num), episodes, seed=seed,
-            drawn=drawn,
-        )  # fmt: skip
+            agent, agent.model, lambda num: _host(settings, name, num), episodes, seed=seed, drawn=drawn
+        )
     result |= {"step": agent.step, "rule": "greedy" if greedy else "sampled", "env": name, "seeds": [seed]}
     _write_json(root / "evaluation.json", result)
     return result
@@ -283,15 +285,18 @@ def _evaluated(root: Path, steps: int) -> bool:
 
 
 def _make(settings: Settings, *, num: int, seed: int) -> Any:
-    if settings.env.startswith("jax/") and settings.processes:
+    if settings.processes and made_pure(settings.env, settings.env_args) is not None:
         raise ValueError(f"{settings.env}: processes is {settings.processes}, but a pure environment takes 0")
     repeat = settings.config().action_repeat
-    return make(settings.env, num=num, seed=seed, processes=settings.processes, action_repeat=repeat)
+    return make(
+        settings.env, num=num, seed=seed, processes=settings.processes, action_repeat=repeat, **settings.env_args
+    )
 
 
 def _host(settings: Settings, name: str, num: int) -> Any:
     """An environment to evaluate in; a pure one is put behind the host's interface."""
-    env = _make(dataclasses.replace(settings, env=name, processes=0), num=num, seed=0)
+    args = settings.env_args if name == settings.env else {}
+    env = _make(dataclasses.replace(settings, env=name, env_args=args, processes=0), num=num, seed=0)
     return Hosted(env, num, key=jax.random.key(0)) if isinstance(env, AbstractEnv) else env
 
 

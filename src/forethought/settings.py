@@ -57,6 +57,8 @@ class Settings:
     """Greedy episodes at the end."""
     eval_env: str | None = None
     """Where they are played; None: in the same environment."""
+    env_args: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What is handed to whatever makes the environment."""
     fields: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -124,10 +126,12 @@ def agreed(root: Path, settings: Settings, spec: Spec, override: Sequence[str]) 
                 f"give {name} {before!r}, or --override {name} to change it, or another --out"
             )
     old = json.loads(path.read_text(encoding="utf-8"))
-    if not changed and old["versions"] == config["versions"]:
+    latest = (old["overrides"] or [old])[-1]["versions"]
+    if not changed and latest == config["versions"]:
         return None
     entry = {"changed": changed, "versions": config["versions"], "git": config["git"]}
-    return old | asked | {"overrides": [*old["overrides"], entry]}
+    began = {name: old[name] for name in ("versions", "git", "schema")}
+    return config | began | {"overrides": [*old["overrides"], entry]}
 
 
 def _flat(asked: dict[str, Any]) -> dict[str, Any]:
@@ -162,8 +166,11 @@ def _versions() -> dict[str, str]:
 
 def _git() -> str | None:
     """The commit of the source tree that this package runs from, with '+' if it was changed; None elsewhere."""
-    call = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=40", "--dirty=+"]
+    git = ["git", "-C", str(Path(__file__).parent)]
     try:
+        # An installed package may lie inside somebody else's repository, which does not track it.
+        subprocess.run([*git, "ls-files", "--error-unmatch", Path(__file__).name], capture_output=True, check=True)
+        call = [*git, "describe", "--always", "--abbrev=40", "--dirty=+"]
         done = subprocess.run(call, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -103,6 +103,13 @@ class Box:
     def void(self) -> np.ndarray:
         return np.zeros(self.shape, self.dtype)
 
+    def rest(self) -> np.ndarray:
+        """The action that the environment takes for 0 in every dimension, or for the bound nearest to it."""
+        low, high = np.broadcast_to(self.low, self.shape), np.broadcast_to(self.high, self.shape)
+        bounded = np.isfinite(low) & np.isfinite(high) & (high > low)
+        low, high = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
+        return np.clip(-(high + low) / (high - low), -1.0, 1.0).astype(self.dtype)
+
     def native(self, action: Array) -> Array:
         """Maps an action in [-1, 1] to [low, high] per dimension; unbounded dimensions pass through."""
         low, high = np.broadcast_to(self.low, self.shape), np.broadcast_to(self.high, self.shape)
@@ -122,6 +129,10 @@ class Discrete:
 
     def void(self) -> np.ndarray:
         return np.zeros(self.shape, self.dtype)
+
+    def rest(self) -> np.ndarray:
+        """Action 0, whatever it does."""
+        return self.void()
 
 
 @dataclasses.dataclass(frozen=True)

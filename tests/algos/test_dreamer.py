@@ -319,3 +319,16 @@ def test_a_seed_among_many_is_that_seed_alone(school):
         for name, leaf in one.items():
             if jnp.issubdtype(leaf.dtype, jnp.floating) and not name.startswith("agent/opt_state"):
                 np.testing.assert_allclose(leaf, other[name][i], rtol=1e-3, atol=1e-3, err_msg=name)
+
+
+def test_a_policy_that_takes_over_mid_episode_embeds_no_action():
+    """Before its first decision nothing was done, which discrete action 0 is not."""
+    env = tabular.corridor(3)
+    policy = dreamer.policy(TINY, dreamer.init(TINY, env.spec, key=KEY))
+    _, begun = env.reset(key=KEY)
+    going = dataclasses.replace(begun, first=jnp.zeros((), bool))
+    (fresh, *_), _ = policy(policy.initial(), begun, key=KEY)
+    (taken_over, *_), _ = policy(policy.initial(), going, key=KEY)
+    np.testing.assert_array_equal(fresh.deter, taken_over.deter)
+    (_, _, after), _ = policy(policy.initial(), going, key=KEY)
+    assert not after

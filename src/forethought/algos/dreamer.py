@@ -23,6 +23,7 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from forethought import nets
+from forethought.collect import check_legal
 from forethought.imagine import imagine
 from forethought.models.rssm import RSSM, Latent
 from forethought.ops import dists, losses
@@ -36,7 +37,7 @@ from forethought.types import Box, Decision, Discount, Discrete, Spec, Step, Tim
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The defaults are the paper's, at size 1m."""
+    """The defaults are the paper's at size 1m, but for what docs/dreamer.md lists (item 14)."""
 
     deter: int = 512
     """Size of the recurrent state."""
@@ -125,6 +126,13 @@ class Config:
             raise ValueError(f"bins is {self.bins}; it must be odd and at least 3")
         if not 0 < self.bin_limit <= 88:
             raise ValueError(f"bin_limit is {self.bin_limit}; it must be positive and at most 88")
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, float | int) and not (np.isfinite(value) and value >= 0):
+                raise ValueError(f"{field.name} is {value}; it must be finite and not negative")
+        need = max(self.length, self.ticks, -(-self.prefill // self.envs))
+        if self.capacity // self.envs < need:
+            raise ValueError(f"capacity is {self.capacity}; {self.envs} environments need at least {need * self.envs}")
         if not 0 <= self.gamma <= 1 or not 0 <= self.lam <= 1:
             raise ValueError(f"gamma is {self.gamma} and lam {self.lam}; both must be from 0 to 1")
         if self.deter % self.blocks:
@@ -159,13 +167,16 @@ METRICS: dict[str, tuple[str, str]] = {
     "real/loss/replay_critic": ("nats", "cross-entropy of the value of real rows; its targets are imagined returns"),
     "real/prior_entropy": ("nats", "entropy of the prior over all latent variables"),
     "real/staleness": ("updates", "how many updates ago the replayed actions were chosen, on average"),
-    "imagined/loss/actor": ("scaled return", "the actor's loss over imagined rows"),
-    "imagined/loss/critic": ("nats", "cross-entropy of the value of imagined rows, with the pull to the slow critic"),
-    "imagined/entropy": ("nats", "entropy of the actor at imagined rows"),
-    "imagined/return": ("reward", "lambda return of imagined rows"),
+    "imagined/loss/actor": ("scaled return", "the actor's loss over rollouts, their real starts included"),
+    "imagined/loss/critic": (
+        "nats",
+        "cross-entropy of the value over rollouts, their real starts included, with the pull to the slow critic",
+    ),
+    "imagined/entropy": ("nats", "entropy of the actor over rollouts, their real starts included"),
+    "imagined/return": ("reward", "lambda return over rollouts, which earn their rewards in imagination alone"),
     "imagined/value": ("reward", "the critic's value of imagined rows"),
     "imagined/return_scale": ("reward", "what returns are divided by: their 5th to 95th percentile range, at least 1"),
-    "imagined/survival": ("probability", "discounted weight of the last imagined row"),
+    "imagined/survival": ("", "weight of the last imagined row: discounts and gammas multiplied"),
     "update/grad_norm": ("", "norm of the gradient of all parameters before clipping"),
 }
 
@@ -231,24 +242,28 @@ class State(eqx.Module):
 
 
 class Policy(AbstractPolicy):
-    """Filters with the model and acts with the actor; the carry is the latent and the action before."""
+    """Filters with the model and acts with the actor; the carry is the latent, the action before, and whether there
+    was none: a policy may take over in the middle of an episode."""
 
     model: RSSM
     actor: Actor
     greedy: bool = eqx.field(static=True)
 
-    def initial(self) -> tuple[Latent, Array]:
-        return self.model.initial(), jnp.asarray(self.actor.action.void())
+    def initial(self) -> tuple[Latent, Array, Array]:
+        return self.model.initial(), jnp.asarray(self.actor.action.void()), jnp.ones((), bool)
 
     def __call__(
-        self, carry: tuple[Latent, Array], time_step: TimeStep, *, key: PRNGKeyArray
-    ) -> tuple[tuple[Latent, Array], Decision]:
+        self, carry: tuple[Latent, Array, Array], time_step: TimeStep, *, key: PRNGKeyArray
+    ) -> tuple[tuple[Latent, Array, Array], Decision]:
+        check_legal(time_step)
         model_key, actor_key = jax.random.split(key)
-        latent = self.model.observe(*carry, time_step.obs, time_step.first, key=model_key)
+        latent, action, fresh = carry
+        latent = self.model.observe(latent, action, time_step.obs, time_step.first | fresh, key=model_key)
         dist = self.actor.dist(latent)
         raw = dist.mode() if self.greedy else dist.sample(key=actor_key)
         decision = self.actor.decide(raw, dist)
-        return (latent, decision.action), Decision(decision.action, decision.log_prob)
+        carry = latent, decision.action, jnp.zeros((), bool)
+        return carry, Decision(decision.action, decision.log_prob)
 
 
 def init(cfg: Config, spec: Spec, *, key: PRNGKeyArray) -> State:
@@ -364,7 +379,7 @@ def _objective(
         "real/staleness": staleness(rows, state.updates),
         "imagined/entropy": actor_entropy.mean(),
         "imagined/return": returns.mean(),
-        "imagined/value": value.mean(),
+        "imagined/value": value[:, 1:].mean(),
         "imagined/return_scale": return_scale.value(),
         "imagined/survival": weight[:, -1].mean(),
     }

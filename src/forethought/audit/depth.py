@@ -98,7 +98,9 @@ def predictions(model: AbstractWorldModel, cut: Step, *, key: PRNGKeyArray) -> O
     """What the model imagines [N, H] after the CONTEXT first rows of windows [N, CONTEXT + H]."""
     keys = jax.random.split(key, cut.depth.shape[0])
     obs = jax.tree.map(lambda x: x[:, :CONTEXT], cut.time_step.obs)
-    args = (obs, cut.action[:, :-1], cut.time_step.first[:, :CONTEXT], keys)
+    first = cut.time_step.first[:, :CONTEXT].copy()
+    first[:, 0] = True  # as in training: a window begins like an episode, in the middle of one too
+    args = (obs, cut.action[:, :-1], first, keys)
     return jax.tree.map(np.asarray, _open_loop(model, *args)[1])
 
 

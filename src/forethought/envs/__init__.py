@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import importlib
@@ -12,6 +13,7 @@ from forethought.envs.host import EnvironmentFault as EnvironmentFault
 from forethought.envs.host import HostBatch as HostBatch
 from forethought.envs.pure import Repeated
 from forethought.envs.seat import Rules
+from forethought.envs.single import AbstractSingle
 from forethought.envs.workers import Maker
 from forethought.protocols import AbstractEnv
 
@@ -47,9 +49,10 @@ def make(
 ) -> AbstractEnv | HostBatch:
     """Makes an environment from a name, an instance or a function.
 
-    `env` is 'jax/NAME' (a pure environment, see `PURE`), 'dmc/DOMAIN-TASK' (DMControl's suite), a Gymnasium id, a
-    gymnasium.Env, a function that returns one, or a Sync- or AsyncVectorEnv, which is taken apart so that its
-    auto-reset mode does not matter. `kwargs` go to whatever makes the environment.
+    `env` is 'jax/NAME' (a pure environment, see `PURE`), 'dmc/DOMAIN-TASK' (DMControl's suite), a Gymnasium id,
+    'module:attribute' (a class or function of one's own that makes a pure environment or a gymnasium.Env), an
+    AbstractEnv, a gymnasium.Env, a function that returns one, or a Sync- or AsyncVectorEnv, which is taken apart so
+    that its auto-reset mode does not matter. `kwargs` go to whatever makes the environment.
 
     One decision takes `action_repeat` simulator steps and lasts 1 in the unit 'decision', or, in host environments,
     the steps really taken in the unit 'simulator step'. For host environments: `num` copies on `processes` worker
@@ -57,13 +60,14 @@ def make(
     truncates after that many decisions. A pure environment is returned unbatched, so `num`, `seed` and `processes`
     are the caller's affair.
 
-    Raises ValueError, in one line, for an unknown name (with the nearest ones) or a setting that does not fit.
+    Raises, in one line, ValueError for an unknown name (with the nearest ones) or a setting that does not fit, and
+    EnvironmentFault where the environment itself raises when it is made.
     """
     rules = Rules(action_repeat, unit, time_limit)
-    if isinstance(env, AbstractEnv) or (isinstance(env, str) and env.startswith("jax/")):
+    pure = made_pure(env, kwargs)
+    if pure is not None:
         if (rules.unit, rules.time_limit) != (Rules().unit, Rules().time_limit):
             raise ValueError("unit and time_limit are for host environments; a pure one has fields of its own")
-        pure = env if isinstance(env, AbstractEnv) else _pure(env, kwargs)
         return pure if action_repeat == 1 else Repeated(pure, action_repeat)
     makers = _makers(env, num, processes, kwargs)
     return HostBatch(makers, seed=seed, rules=rules, processes=processes)
@@ -79,19 +83,39 @@ def names() -> list[str]:
         return [*PURE]
 
 
-def _pure(name: str, kwargs: dict[str, Any]) -> AbstractEnv:
-    if name not in PURE:
-        nearest = difflib.get_close_matches(name, PURE, n=3, cutoff=0.3) or list(PURE)
-        raise ValueError(f"env: '{name}' is unknown; nearest: {', '.join(nearest)}")
-    module, attribute = PURE[name]
-    return getattr(importlib.import_module(f"forethought.envs.{module}"), attribute)(**kwargs)
+def made_pure(env: Any, kwargs: dict[str, Any]) -> AbstractEnv | None:
+    """The pure environment that `env` is or names; None: it runs on the host. Raises as `make` does."""
+    if not isinstance(env, str):
+        return env if isinstance(env, AbstractEnv) else None
+    import gymnasium
+
+    from forethought.envs import gym
+
+    if env.startswith("jax/"):
+        if env not in PURE:
+            nearest = difflib.get_close_matches(env, PURE, n=3, cutoff=0.3) or list(PURE)
+            raise ValueError(f"env: '{env}' is unknown; nearest: {', '.join(nearest)}")
+        module, attribute = PURE[env]
+        function = getattr(importlib.import_module(f"forethought.envs.{module}"), attribute)
+    else:
+        function = gym.named(env) if ":" in env else None
+    if function is None or (isinstance(function, type) and not issubclass(function, AbstractEnv)):
+        return None
+    with gym.making(env):
+        made = function(**kwargs)
+    if isinstance(made, AbstractEnv):
+        return made
+    # What a function makes shows only when it is called: a host environment is made again, where it will run.
+    if isinstance(made, gymnasium.Env):
+        made.close()
+    return None
 
 
 def _makers(env: Any, num: int, processes: int, kwargs: dict[str, Any]) -> Sequence[Maker]:
     from gymnasium import Env
     from gymnasium.vector import VectorEnv
 
-    from forethought.envs import dmc, gym
+    from forethought.envs import gym
 
     if isinstance(env, Env | VectorEnv):
         if num != 1 or processes or kwargs:
@@ -102,10 +126,18 @@ def _makers(env: Any, num: int, processes: int, kwargs: dict[str, Any]) -> Seque
         return [functools.partial(gym.single, env, kwargs)] if isinstance(env, Env) else gym.apart(env)
     if isinstance(env, str) and env.startswith("dmc/"):
         domain, _, task = env.removeprefix("dmc/").partition("-")
-        return [functools.partial(dmc.DMCSingle, domain, task, kwargs)] * num
+        return [functools.partial(_dmc, domain, task, kwargs)] * num
     if isinstance(env, str):
         gym.check_id(env, names())
     elif not callable(env):
         kind = type(env).__name__
         raise ValueError(f"env: a {kind} is no environment; give a name, a gymnasium.Env or a function that makes one")
     return [functools.partial(gym.single, env, kwargs)] * num
+
+
+def _dmc(domain: str, task: str, kwargs: dict[str, Any]) -> AbstractSingle:
+    from forethought.envs import dmc, gym
+
+    name = f"dmc/{domain}-{task}"
+    with gym.making(name) if name in dmc.names() else contextlib.nullcontext():
+        return dmc.DMCSingle(domain, task, kwargs)  # for an unknown task it raises the ValueError itself

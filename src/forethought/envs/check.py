@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,13 +14,18 @@ from rich.console import Console, ConsoleOptions, Group
 from rich.table import Table
 from rich.text import Text
 
-from forethought.envs import gym, make, names
+from forethought.envs import gym, made_pure, make, names
 from forethought.envs.host import HostBatch
 from forethought.envs.hosted import Hosted
 from forethought.envs.probe import Probe
 from forethought.envs.single import EnvironmentFault
-from forethought.protocols import AbstractEnv, HostEnv
+from forethought.protocols import HostEnv
 from forethought.types import Box, Discrete, Space, Spec, TimeStep
+
+EPISODES = 3
+"""Episodes that should end before their endings are judged."""
+CAP = 5
+"""How many times the decisions asked for may be taken to see them end."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +59,8 @@ class CheckReport:
     """Decisions taken, over both runs."""
     episodes: int
     """Episodes that ended in the first run."""
+    note: str | None = None
+    """What the check could not see."""
 
     @property
     def ok(self) -> bool:
@@ -73,6 +81,8 @@ class CheckReport:
         for finding in self.findings:
             style = "red" if finding.severity == "error" else "yellow"
             lines.append(Text(f"{finding.severity}: {finding.kind}: {finding.message}", style=style))
+        if self.note is not None:
+            lines.append(Text(f"note: {self.note}"))
         yield Group(table, *lines, *([] if self.findings else [Text("nothing wrong found", style="green")]))
 
 
@@ -88,14 +98,18 @@ def check(
 ) -> CheckReport:
     """Runs one environment with random actions, twice with the same seed, and reports what it finds.
 
-    Arguments as for `make`; each run takes `steps` decisions. Errors: values that are not finite, wrong shapes and
+    Arguments as for `make`; each run takes `steps` decisions, the first as many more, up to `CAP` times `steps`, as
+    `EPISODES` episodes take to end. Errors: values that are not finite, wrong shapes and
     dtypes, a reward that is no number, whatever the environment raises, two runs that differ under one seed, a seed
-    without effect, termination at the time limit, arrays written to after they were returned, a space without
-    counterpart. Warnings: observations outside their bounds, every episode terminating at the same step.
-    Raises ValueError where there is no such environment or a setting does not fit.
+    without effect, termination at the declared time limit, arrays written to after they were returned, a space without
+    counterpart. Warnings: observations outside their bounds, the longest episodes all terminating at one step.
+    Raises ValueError where there is no such environment or a setting does not fit, EnvironmentFault where making it
+    raises.
     """
-    probe = None
-    if not isinstance(env, AbstractEnv) and not (isinstance(env, str) and env.startswith(("jax/", "dmc/"))):
+    probe, pure = None, made_pure(env, kwargs)
+    if pure is not None:
+        env, kwargs = pure, {}
+    elif not (isinstance(env, str) and env.startswith("dmc/")):
         if isinstance(env, str):
             gym.check_id(env, names())
         probe, kwargs = Probe(gym.native(env, kwargs)), {}
@@ -114,7 +128,7 @@ def check(
 
 def _report(host: HostBatch | Hosted, probe: Probe | None, seed: int, steps: int) -> CheckReport:
     findings: list[Finding] = []
-    first, again = _run(host, seed, steps, findings), []
+    first, again = _run(host, seed, steps, findings, episodes=EPISODES), []
     if not findings:
         # What others draw from the global generators must not reach the environment.
         np.random.random()
@@ -126,28 +140,37 @@ def _report(host: HostBatch | Hosted, probe: Probe | None, seed: int, steps: int
     for key in sorted(probe.mutated) if probe else []:
         what = f"the array of observation '{key}' was written to after it was returned; return a copy"
         findings.append(Finding("mutation", "error", what))
+    ended, taken = sum(bool(ts.last[0]) for ts in first), sum(not ts.first[0] for ts in first)
+    few = f"episodes ended in {taken} decisions: {ended}; endings need {EPISODES} to be judged, so give more steps"
     return CheckReport(
         host.spec.name,
         host.spec.unit,
         host.spec.time_limit,
         tuple(_key_rows(host.spec, host.native if isinstance(host, HostBatch) else {})),
         tuple(findings),
-        sum(not ts.first[0] for ts in [*first, *again]),
-        sum(bool(ts.last[0]) for ts in first),
+        taken + sum(not ts.first[0] for ts in again),
+        ended,
+        few if ended < EPISODES else None,
     )
 
 
-def _run(host: HostEnv, seed: int, steps: int, findings: list[Finding]) -> list[TimeStep]:
-    """Time steps of `steps` decisions with actions of their own seed, or as far as the first fault."""
+def _run(host: HostEnv, seed: int, steps: int, findings: list[Finding], episodes: int = 0) -> list[TimeStep]:
+    """Time steps of `steps` decisions with actions of their own seed, or as far as the first fault.
+
+    Goes on until `episodes` have ended, up to `CAP` times `steps`.
+    """
     generator = np.random.default_rng(seed)
     time_steps: list[TimeStep] = []
     try:
         time_steps.append(host.reset(seed=seed))
-        for _ in range(steps):
+        for taken in range(CAP * steps):
+            if taken >= steps and episodes <= 0:
+                break
             if time_steps[-1].last[0]:
                 time_steps.append(host.reset())
             host.send(random_action(host.spec.action, generator)[None])
             time_steps.append(host.recv())
+            episodes -= int(time_steps[-1].last[0])
     except EnvironmentFault as fault:
         findings.append(Finding(fault.kind, "error", fault.message))
     return time_steps
@@ -208,19 +231,24 @@ def _bounds(spec: Spec, time_steps: list[TimeStep]) -> list[Finding]:
 
 
 def _endings(spec: Spec, time_steps: list[TimeStep]) -> list[Finding]:
-    lengths, terminated, length = [], [], 0
+    """Terminations that look like a time limit: at the declared one, or piled up at the longest episode's end."""
+    terminated, truncated, length = Counter(), Counter(), 0
     for ts in time_steps:
         length = 0 if ts.first[0] else length + 1
         if ts.last[0]:
-            lengths.append(length)
-            terminated.append(ts.discount[0] == 0)
-    if not lengths or not all(terminated) or len(set(lengths)) > 1 or lengths[0] == 1:
+            (terminated if ts.discount[0] == 0 else truncated)[length] += 1
+    ended = terminated + truncated
+    longest = spec.time_limit or max(ended, default=0)
+    if truncated[longest] or not terminated[longest] or longest == 1:
         return []
-    what = f"{len(lengths)} of {len(lengths)} episodes terminated at step {lengths[0]}"
-    advice = "a time limit is a truncation: return terminated=False, truncated=True there"
-    if lengths[0] == spec.time_limit:
-        return [Finding("time limit", "error", f"{what}, the declared time limit; {advice}")]
-    return [Finding("time limit", "warning", f"{what}; if that is {advice}")] if len(lengths) > 2 else []
+    what = f"{terminated[longest]} of {ended.total()} episodes terminated at step {longest}"
+    advice = "return terminated=False, truncated=True there"
+    if longest == spec.time_limit:
+        return [Finding("time limit", "error", f"{what}, the declared time limit, which is a truncation: {advice}")]
+    # Lengths that end by chance thin out towards the longest; a limit piles them up there.
+    if terminated[longest] < 2 or terminated[longest] <= ended[longest - 1]:
+        return []
+    return [Finding("time limit", "warning", f"{what}, the longest; if that is a time limit, {advice}")]
 
 
 def _key_rows(spec: Spec, native: dict[str, str]) -> list[KeyRow]:

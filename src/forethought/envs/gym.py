@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Callable
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium
@@ -75,18 +79,55 @@ def time_limit(env: gymnasium.Env) -> int | None:
 
 
 def native(env: str | gymnasium.Env | Callable[..., Any], kwargs: dict[str, Any]) -> gymnasium.Env:
-    """The Gymnasium environment of an id, an instance or a function; ValueError where an id cannot be made.
+    """The Gymnasium environment of an id, of 'module:attribute', of an instance or of a function.
 
-    Observations are checked here, key by key, so Gymnasium's own passive checker is left out.
+    Observations are checked here, key by key, so Gymnasium's own passive checker is left out. Raises ValueError where
+    an id cannot be made or something else comes out, EnvironmentFault where the environment raises when it is made.
     """
     if isinstance(env, gymnasium.Env):
         return env
-    if not isinstance(env, str):
-        return env(**kwargs)
+    name = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
+    function = (named(env) if ":" in env else None) if isinstance(env, str) else env
+    with making(name):
+        made = function(**kwargs) if function else gymnasium.make(name, disable_env_checker=True, **kwargs)
+    if not isinstance(made, gymnasium.Env):
+        kind = type(made).__name__
+        raise ValueError(f"env: '{name}' makes a {kind}; give a class or function that makes a gymnasium.Env")
+    return made
+
+
+@contextlib.contextmanager
+def making(name: str) -> Iterator[None]:
+    """Turns what an environment raises when it is made into one line: an EnvironmentFault, or a ValueError where
+    Gymnasium refuses to make it or a package is missing."""
     try:
-        return gymnasium.make(env, disable_env_checker=True, **kwargs)
+        yield
     except (gymnasium.error.Error, ImportError) as error:
-        raise ValueError(f"env: '{env}' cannot be made: {error}") from error
+        raise ValueError(f"env: '{name}' cannot be made: {error}") from error
+    except Exception as error:
+        said = " ".join(str(error).split())
+        raise EnvironmentFault("raised", f"{name}: making it raised {type(error).__name__}: {said}") from error
+
+
+def named(name: str) -> Callable[..., Any] | None:
+    """The class or function 'module:attribute'; None: the module has none, so the rest may be a Gymnasium id.
+
+    Modules of the current directory are found too. Raises ValueError for a module that cannot be imported and for an
+    attribute that makes nothing.
+    """
+    module, _, attribute = name.partition(":")
+    here = [] if {"", os.getcwd()} & set(sys.path) else [os.getcwd()]
+    sys.path[:0] = here
+    try:
+        found = getattr(importlib.import_module(module), attribute, None)
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        raise ValueError(f"env: '{name}': the module '{module}' cannot be imported: {said}") from error
+    finally:
+        del sys.path[: len(here)]
+    if found is not None and not callable(found):
+        raise ValueError(f"env: '{name}' is a {type(found).__name__}; give a class or function that makes one")
+    return found
 
 
 def single(env: str | gymnasium.Env | Callable[..., Any], kwargs: dict[str, Any]) -> GymSingle:
@@ -113,12 +154,17 @@ def apart(vector: VectorEnv) -> list[Callable[[], AbstractSingle]]:
 
 
 def check_id(name: str, others: list[str]) -> None:
-    """Raises ValueError, with the nearest of the known names, unless Gymnasium knows the id."""
+    """Raises ValueError, with the nearest of the known names, unless it is 'module:attribute' or Gymnasium's id."""
+    module, _, rest = name.rpartition(":")
+    if module and named(name) is not None:
+        return
     try:
-        gymnasium.spec(name)
+        gymnasium.spec(rest)  # given the whole name it would not import the module
     except UnregisteredEnv as error:
         known = {known.lower(): known for known in [*gymnasium.registry, *others]}
-        near = [known[match] for match in difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4)]
+        if module:
+            known |= {attribute.lower(): f"{module}:{attribute}" for attribute in vars(sys.modules[module])}
+        near = [known[match] for match in difflib.get_close_matches(rest.lower(), known, n=3, cutoff=0.4)]
         raise ValueError(f"env: '{name}' is unknown; nearest: {', '.join(near) or 'none'}") from error
     except (gymnasium.error.Error, ImportError) as error:
         raise ValueError(f"env: '{name}' cannot be made: {error}") from error

@@ -33,6 +33,14 @@ class Repeated(AbstractEnv):
     env: AbstractEnv
     times: int = eqx.field(static=True)
 
+    def __check_init__(self):
+        spec = self.env.spec
+        if (spec.unit, spec.duration) != ("decision", 1):
+            raise ValueError(
+                f"{spec.name}: its decisions last {spec.duration} in unit '{spec.unit}'; only an environment whose "
+                "decisions last 1 in unit 'decision' can be repeated"
+            )
+
     @property
     def spec(self) -> Spec:
         limit = self.env.spec.time_limit

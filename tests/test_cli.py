@@ -69,7 +69,6 @@ BAD = [
     (("trian",), "invalid choice: 'trian'"),
     (("train", "dremer", "--env", "jax/pendulum", "--out", OUT, "--steps", 9), "invalid choice: 'dremer'"),
     (("train", "stub", "--out", OUT, "--steps", 100), "required: --env"),
-    (("train", "stub", "--env", "jax/pendulum", "--steps", 100), "required: --out"),
     (("train", "stub", "--env", "jax/pendulum", "--out", OUT), "required: --steps"),
     (("train", "stub", "--env", "jax/pendulun", "--out", OUT, "--steps", 100), "nearest: jax/pendulum"),
     (("train", "stub", "--env", "Pendulum-v9", "--out", OUT, "--steps", 100), "Pendulum-v9"),
@@ -257,3 +256,12 @@ def test_ctrl_c_before_the_training_is_one_line(call, monkeypatch, tmp_path):
         130,
         "forethought: interrupted; the last checkpoint, if there is one, is good\n",
     )
+
+
+def test_without_out_the_same_command_finds_its_run_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main([*map(str, TRAIN), "--quiet"]) == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    assert run.name == "stub-Pendulum-v1-cpu-seed0" and (run / "report.html").is_file()
+    assert main([*map(str, TRAIN)]) == 0
+    assert "nothing is left to train" in capsys.readouterr().out.replace("\n", " ")

@@ -12,6 +12,7 @@ import dataclasses
 import inspect
 import json
 import os
+import re
 import sys
 import textwrap
 import time
@@ -73,14 +74,20 @@ def _train(args: Any, begin: float) -> tuple[int, Any]:
     fields = {name: getattr(args, name) for name in _field_names(args.algorithm) if hasattr(args, name)}
     settings = Settings(fields=fields, env_args=dict(args.env_arg), **{name: getattr(args, name) for name in SETTINGS})
     override = [name.replace("-", "_") for name in args.override]
-    done = run.train(settings, args.out, override=override, console=_console(args))
+    done = run.train(settings, args.out or _directory(settings), override=override, console=_console(args))
     result = {"directory": str(done.directory), "steps": done.steps, "seconds": time.monotonic() - begin}
     if done.stopped_by is not None:
         return 128 + done.stopped_by, result | {"stopped_by": done.stopped_by}
     evaluation = json.loads((done.directory / "evaluation.json").read_text(encoding="utf-8"))
     _say_returns(args, evaluation)
-    _console(args).print(f"{args.out / 'report.html'} shows it all", soft_wrap=True)
+    _console(args).print(f"{done.directory / 'report.html'} shows it all", soft_wrap=True)
     return 0, result | {"returns": evaluation["returns"]}
+
+
+def _directory(settings: Any) -> Path:
+    """Where a run goes that was given no --out: the same command finds it again."""
+    names = (settings.algorithm, settings.env, settings.preset, f"seed{settings.seed}")
+    return Path("runs") / "-".join(re.sub(r"[^\w.]+", "-", name) for name in names)
 
 
 def _demo(args: Any, begin: float) -> tuple[int, Any]:
@@ -159,7 +166,7 @@ def _parser(arguments: Sequence[str]) -> Parser:
     algorithm = next((x for x in arguments if x in _algorithms()), None) if "train" in arguments else None
     train.add_argument("algorithm", choices=_algorithms(), help="what to train")
     train.add_argument("--env", required=True, help="jax/NAME, dmc/DOMAIN-TASK, a Gymnasium id, or module:attribute")
-    train.add_argument("--out", type=Path, required=True, help="the run's directory")
+    train.add_argument("--out", type=Path, help="the run's directory (default: runs/ALGORITHM-ENV-PRESET-seedN)")
     _add_settings(train)
     train.add_argument("--env-arg", type=_pair, action="append", default=[], metavar="NAME=VALUE", help=ENV_ARG)
     train.add_argument(

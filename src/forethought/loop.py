@@ -19,6 +19,7 @@ random in iteration n is a function of (seed, n), so a loop that is saved and re
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import equinox as eqx
@@ -120,21 +121,13 @@ def iterate(
     streams, rows = _collect(env, policy, loop.streams, cfg.ticks, loop.agent.updates)
     ring = ring.add(rows)
 
-    def update(agent: Any, key: PRNGKeyArray) -> tuple[Any, dict[str, Array]]:
+    def drawn(key: PRNGKeyArray) -> tuple[Step, PRNGKeyArray]:
         sample_key, update_key = jax.random.split(key)
-        return learner.update(cfg, agent, ring.sample(cfg.batch, cfg.length, key=sample_key), rule, key=update_key)
-
-    arrays, static = eqx.partition(loop.agent, eqx.is_array)
-
-    def carried(arrays: Any, key: PRNGKeyArray) -> tuple[Any, dict[str, Array]]:
-        agent, metrics = update(eqx.combine(arrays, static), key)
-        return eqx.filter(agent, eqx.is_array), metrics
+        return ring.sample(cfg.batch, cfg.length, key=sample_key), update_key
 
     keys = jax.random.split(jax.random.fold_in(loop.key, loop.iteration), cfg.updates)
-    arrays, metrics = jax.lax.scan(carried, arrays, keys)
-    metrics = jax.tree.map(lambda x: x.mean(0), metrics)
-    loop = Pure(eqx.combine(arrays, static), streams, loop.iteration + 1, loop.key)
-    return loop, ring, (metrics, rows)
+    agent, metrics = _learn(learner, cfg, rule, loop.agent, keys, drawn)
+    return Pure(agent, streams, loop.iteration + 1, loop.key), ring, (metrics, rows)
 
 
 class PureLoop:
@@ -233,16 +226,12 @@ class HostLoop:
         self.tally, self.iteration = Tally.empty(env.num), 0
 
         def learn(arrays: Any, batches: Step, key: PRNGKeyArray) -> Any:
-            def update(arrays: Any, xs: tuple[Step, PRNGKeyArray]) -> Any:
-                agent = eqx.combine(arrays, self._static)
-                agent, metrics = learner.update(cfg, agent, xs[0], rule, key=xs[1])
-                return eqx.filter(agent, eqx.is_array), metrics
-
-            arrays, metrics = jax.lax.scan(update, arrays, (batches, jax.random.split(key, cfg.updates)))
+            draws = (batches, jax.random.split(key, cfg.updates))
             agent = eqx.combine(arrays, self._static)
+            agent, metrics = _learn(learner, cfg, rule, agent, draws, lambda draw: draw)
             acting = (eqx.filter(learner.policy(cfg, agent), eqx.is_array), agent.updates)
             # A copy, since the next call is given `arrays` to overwrite.
-            return arrays, tree.copy(acting), jax.tree.map(lambda x: x.mean(0), metrics)
+            return eqx.filter(agent, eqx.is_array), tree.copy(acting), metrics
 
         def decide(acting: Any, stream: collect.HostStream) -> tuple[PyTree, Step]:
             return collect.decide(eqx.combine(acting[0], acting_static), stream, acting[1])
@@ -330,6 +319,21 @@ def _collect(
     """Collects rows [T, B] from streams [B]."""
     one = lambda stream: collect.collect(env, policy, stream, ticks, policy_version=version)  # noqa: E731
     return jax.vmap(one, out_axes=(0, 1))(streams)
+
+
+def _learn(
+    learner: Learner, cfg: Any, rule: Discount, agent: Any, draws: PyTree, drawn: Callable[[Any], tuple[Step, Any]]
+) -> tuple[Any, dict[str, Array]]:
+    """One update per draw, which `drawn` turns into windows and a key; returns the agent and the mean metrics."""
+    arrays, static = eqx.partition(agent, eqx.is_array)
+
+    def update(arrays: Any, draw: Any) -> tuple[Any, dict[str, Array]]:
+        rows, key = drawn(draw)
+        agent, metrics = learner.update(cfg, eqx.combine(arrays, static), rows, rule, key=key)
+        return eqx.filter(agent, eqx.is_array), metrics
+
+    arrays, metrics = jax.lax.scan(update, arrays, draws)
+    return eqx.combine(arrays, static), jax.tree.map(lambda x: x.mean(0), metrics)
 
 
 def _means(metrics: dict[str, np.ndarray]) -> dict[str, float]:

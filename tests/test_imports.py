@@ -8,8 +8,8 @@ import forethought
 ROOT = Path(forethought.__file__).parent
 ORDER = """
 _version
-types  tree  protocols
-ops  ops.returns  ops.losses  ops.dists  ops.stats
+types  tree  devices  protocols
+ops  ops.returns  ops.losses  ops.dists  ops.stats  ops.loops
 nets
 envs.single  envs.spaces  envs.sketch  envs.probe  envs.seat  envs.workers  envs.host  envs.gym  envs.dmc
 envs.pure  envs.tabular  envs.distractor  envs.control  envs.hosted  envs  envs.check

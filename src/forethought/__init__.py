@@ -1,6 +1,7 @@
 """Forethought: learn a world model, plan in it, and audit it before anything relies on it."""
 
 from forethought._version import __version__ as __version__
+from forethought.devices import cpu_devices as cpu_devices
 from forethought.envs import make as make
 from forethought.run import Agent as Agent
 from forethought.run import evaluate as evaluate

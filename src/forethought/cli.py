@@ -18,6 +18,7 @@ import textwrap
 import time
 import typing
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"{unknown[0]} is not an option of '{parsed.command}'")
     if parsed.json is not None and not parsed.json.parent.is_dir():
         parser.error(f"argument --json: {parsed.json.parent} is no directory")
-    _configure_jax(parsed.command)
+    _configure_jax(parsed.command, getattr(parsed, "devices", 0) or None)
     import jax
 
     from forethought.checkpoint import CheckpointError
@@ -150,7 +151,7 @@ def _check(args: Any, begin: float) -> tuple[int, Any]:
 COMMANDS = {"train": _train, "demo": _demo, "eval": _eval, "report": _report, "check": _check}
 ENV_ARG = "handed to whatever makes the environment; may be given several times"
 SETTINGS = (
-    *("algorithm", "env", "steps", "seed", "preset", "processes"),
+    *("algorithm", "env", "steps", "seed", "preset", "processes", "devices"),
     *("checkpoint_every", "eval_episodes", "eval_env"),
 )
 
@@ -308,12 +309,17 @@ def _say_returns(args: Any, evaluation: dict[str, Any]) -> None:
     _console(args).print(table)
 
 
-def _configure_jax(command: str) -> None:
+def _configure_jax(command: str, num_devices: int | None) -> None:
     """Sets what must be set before jax starts, where nobody has said otherwise."""
     # Leaves the rest of a GPU's memory to other processes.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     import jax
 
+    from forethought.devices import cpu_devices
+
+    if command in ("train", "demo"):
+        with suppress(RuntimeError):  # jax has started: whoever calls `main` from Python has chosen
+            cpu_devices(num_devices)
     if command == "demo":  # two thirds of the time to compile, and code as fast for networks this small
         os.environ["XLA_FLAGS"] = f"--xla_backend_optimization_level=1 {os.environ.get('XLA_FLAGS', '')}"
 
@@ -321,5 +327,18 @@ def _configure_jax(command: str) -> None:
         jax.config.update("jax_compilation_cache_dir", str(Path.home() / ".cache" / "forethought" / "jax"))
 
 
+def start() -> int:
+    """The console command: `main`, in a process that takes its memory in large pages.
+
+    XLA asks for fresh memory at every call; touching it 4 kB at a time takes a tenth of an update (docs/performance.md).
+    The C library reads this wish only as a process begins, so the process begins anew, once."""
+    wish = "glibc.malloc.hugetlb"
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    if sys.platform == "linux" and wish not in tunables:
+        os.environ["GLIBC_TUNABLES"] = f"{tunables}:{wish}=1".lstrip(":")
+        os.execv(sys.executable, [sys.executable, "-m", "forethought.cli", *sys.argv[1:]])
+    return main()
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(start())

@@ -6,8 +6,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Int, Key, PRNGKeyArray, PyTree
 
+from forethought.ops import loops
 from forethought.protocols import AbstractWorldModel, Actor, HeadedModel
 from forethought.types import Outcome, Step, TimeStep
 
@@ -19,48 +20,54 @@ def imagine(
     start: TimeStep,
     horizon: int,
     *,
-    depth: Int[Array, ""],
+    depth: Int[Array, " N"],
     policy_version: Int[Array, ""],
-    key: PRNGKeyArray,
+    key: Key[Array, " N"],
 ) -> tuple[PyTree, Step]:
-    """Lets an actor act in a model for `horizon` steps.
+    """Lets an actor act in a model for `horizon` steps, from N starts at once.
 
         row 0: start --a0--> row 1: imagined --a1--> ... row H: imagined, last, void action
 
+    Time leads: under a vmap over starts the rows of a dream would lie apart in memory, and be copied.
+
     Args:
-        latent: the model's latent at the start.
-        start: the time step of row 0; its obs is dropped where the model predicts none.
-        depth: of the start: 0 for a row of real data, or that of the imagined row the rollout goes on from.
+        latent: leaves [N, ...], the model's latents at the starts.
+        start: the time steps [N] of row 0; their obs is dropped where the model predicts none.
+        depth: of the starts: 0 for a row of real data, or that of the imagined row the rollout goes on from.
         policy_version: of the actor.
+        key: [N], one per start.
 
     Returns:
-        Latents [H + 1] and rows [H + 1]. A start that had terminated (discount 0) gives its rollout no weight:
-        `ops.returns.survival` over the rows' factors takes care of that.
+        Latents [H + 1, N, ...] and rows [H + 1, N]. A start that had terminated (discount 0) gives its rollout no
+        weight: `ops.returns.survival` over the rows' factors takes care of that.
     """
 
     def act(latent: Any, key: PRNGKeyArray) -> tuple[Any, Any]:
         actor_key, model_key = jax.random.split(key)
         decision = actor(latent, key=actor_key)
         if isinstance(model, HeadedModel):  # heads are computed for all rows at once, outside of the loop
-            return model.advance(latent, decision.action, key=model_key), (latent, decision, None)
+            return model.advance(latent, decision.action, key=model_key), (decision, None)
         later, outcome = model.imagine(latent, decision.action, key=model_key)
-        return later, (latent, decision, outcome)
+        return later, (decision, outcome)
 
-    final, (latents, decisions, outcomes) = jax.lax.scan(act, latent, jax.random.split(key, horizon))
-    void = jax.tree.map(jnp.zeros_like, jax.eval_shape(lambda: actor(latent, key=key)))
+    def tick(latent: Any, keys: PRNGKeyArray) -> tuple[Any, Any]:
+        later, made = jax.checkpoint(jax.vmap(act))(latent, keys)
+        return later, (latent, *made)
+
+    keys = jax.vmap(lambda key: jax.random.split(key, horizon), out_axes=1)(key)
+    final, (latents, decisions, outcomes) = jax.lax.scan(tick, latent, keys)
     latents = jax.tree.map(lambda xs, x: jnp.concatenate([xs, x[None]]), latents, final)
-    decisions = jax.tree.map(lambda xs, x: jnp.concatenate([xs, x[None]]), decisions, void)
+    decisions = jax.tree.map(lambda xs: jnp.concatenate([xs, jnp.zeros_like(xs[:1])]), decisions)
     if isinstance(model, HeadedModel):
-        outcomes = jax.vmap(model.outcome)(jax.tree.map(lambda x: x[1:], latents))
-    rows = Step(
+        outcomes = jax.tree.map(lambda x: x[1:], loops.in_chunks(jax.vmap(model.outcome), latents))
+    return latents, Step(
         time_step=_time_steps(start, outcomes, horizon),
         action=decisions.action,
         log_prob=decisions.log_prob,
-        depth=depth + jnp.arange(horizon + 1),
-        policy_version=jnp.full(horizon + 1, policy_version),
+        depth=depth + jnp.arange(horizon + 1)[:, None],
+        policy_version=jnp.full((horizon + 1, *depth.shape), policy_version),
         extras=decisions.extras,
     )
-    return latents, rows
 
 
 def open_loop(
@@ -112,5 +119,5 @@ def _time_steps(start: TimeStep, outcomes: Outcome, horizon: int) -> TimeStep:
         return jax.tree.map(lambda x, xs: jnp.concatenate([jnp.asarray(x)[None].astype(xs.dtype), xs]), now, ahead)
 
     fields = ("obs", "reward", "discount", "duration", "reward_delay", "legal")
-    places = jnp.arange(horizon + 1)
+    places = jnp.broadcast_to(jnp.arange(horizon + 1)[:, None], (horizon + 1, *start.first.shape))
     return TimeStep(**{name: join(name) for name in fields}, first=(places == 0) & start.first, last=places == horizon)

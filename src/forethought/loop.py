@@ -28,7 +28,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, PRNGKeyArray, PyTree
 
-from forethought import collect, tree
+from forethought import collect, devices, tree
+from forethought.devices import ALONE, SHARED, Axis
 from forethought.envs.single import EnvironmentFault
 from forethought.protocols import AbstractEnv, HostEnv
 from forethought.replay import Replay, Ring
@@ -48,7 +49,7 @@ class Learner(Protocol):
 
     def init(self, cfg: Any, spec: Any, *, key: PRNGKeyArray) -> Any: ...
     def policy(self, cfg: Any, state: Any, *, greedy: bool = False) -> Any: ...
-    def update(self, cfg: Any, state: Any, rows: Step, rule: Discount, *, key: PRNGKeyArray) -> Any: ...
+    def update(self, cfg: Any, state: Any, rows: Step, rule: Discount, *, key: PRNGKeyArray, axis: Axis) -> Any: ...
 
 
 class Chunk(NamedTuple):
@@ -111,7 +112,7 @@ def begin(learner: Learner, cfg: Any, env: AbstractEnv, *, key: PRNGKeyArray) ->
 
 
 def iterate(
-    learner: Learner, cfg: Any, env: AbstractEnv, rule: Discount, loop: Pure, ring: Ring
+    learner: Learner, cfg: Any, env: AbstractEnv, rule: Discount, loop: Pure, ring: Ring, axis: Axis = ALONE
 ) -> tuple[Pure, Ring, tuple[dict[str, Array], Step]]:
     """One iteration on a pure environment; may be scanned, and vmapped over seeds.
 
@@ -126,26 +127,30 @@ def iterate(
         return ring.sample(cfg.batch, cfg.length, key=sample_key), update_key
 
     keys = jax.random.split(jax.random.fold_in(loop.key, loop.iteration), cfg.updates)
-    agent, metrics = _learn(learner, cfg, rule, loop.agent, keys, drawn)
+    agent, metrics = _learn(learner, cfg, rule, loop.agent, keys, drawn, axis)
     return Pure(agent, streams, loop.iteration + 1, loop.key), ring, (metrics, rows)
 
 
 class PureLoop:
-    """Training on a pure environment, a chunk of iterations per call of one compiled program."""
+    """Training on a pure environment, a chunk of iterations per call of one compiled program.
 
-    def __init__(self, learner: Learner, cfg: Any, env: AbstractEnv, rule: Discount, *, seed: int):
+    With several devices everything but an update's batch is on all of them, collecting included."""
+
+    def __init__(self, learner: Learner, cfg: Any, env: AbstractEnv, rule: Discount, *, seed: int, num_devices: int = 1):
         check_unit(rule, env.spec)
-        self.spec, self.cfg, self.env = env.spec, cfg, env
+        self.spec, self.cfg, self.env, self.num_devices = env.spec, cfg, env, num_devices
+        axis = ALONE if num_devices == 1 else SHARED
         self.tally = Tally.empty(cfg.envs)
         self._episodes: list[tuple[float, int]] = []
         start = eqx.filter_jit(lambda key: begin(learner, cfg, env, key=key))
         loop, self.ring, rows = start(jax.random.key(seed))
-        self._arrays, self._static = eqx.partition(loop, eqx.is_array)
+        arrays, self._static = eqx.partition(loop, eqx.is_array)
+        self._arrays, self.ring = devices.spread((arrays, self.ring), num_devices)
         self._observe(rows)
 
         @jax.jit  # so that it is traced once, not for its shapes and again for the loop
         def once(arrays: Any, ring: Ring) -> Any:
-            loop, ring, new = iterate(learner, cfg, env, rule, eqx.combine(arrays, self._static), ring)
+            loop, ring, new = iterate(learner, cfg, env, rule, eqx.combine(arrays, self._static), ring, axis)
             return eqx.filter(loop, eqx.is_array), ring, new
 
         def chunk(arrays: Any, ring: Ring, count: Array) -> Any:
@@ -158,7 +163,7 @@ class PureLoop:
             out = jax.tree.map(lambda x: jnp.zeros((CHUNK, *x.shape), x.dtype), shapes)
             return jax.lax.fori_loop(0, count, body, (arrays, ring, out))
 
-        self._chunk = jax.jit(chunk, donate_argnums=(0, 1))
+        self._chunk = jax.jit(devices.replicated(chunk, num_devices), donate_argnums=(0, 1))
 
     @property
     def agent(self) -> Any:
@@ -201,8 +206,9 @@ class PureLoop:
 
     def restore(self, state: PyTree, ring: Ring, files: dict[str, bytes]) -> None:
         """Goes on from a checkpoint: `state` and `ring` loaded into the templates, `files` as saved."""
-        self._arrays = dataclasses.replace(state["loop"], agent=state["agent"])
-        self.tally, self.ring, self._episodes = Tally(**state["tally"]), ring, []
+        arrays = dataclasses.replace(state["loop"], agent=state["agent"])
+        self._arrays, self.ring = devices.spread((arrays, ring), self.num_devices)
+        self.tally, self._episodes = Tally(**state["tally"]), []
 
     def _state(self) -> PyTree:
         rest = dataclasses.replace(self._arrays, agent=None)
@@ -212,13 +218,15 @@ class PureLoop:
 class HostLoop:
     """Training on host environments: collecting and learning overlap."""
 
-    def __init__(self, learner: Learner, cfg: Any, env: HostEnv, rule: Discount, *, seed: int):
+    def __init__(self, learner: Learner, cfg: Any, env: HostEnv, rule: Discount, *, seed: int, num_devices: int = 1):
         check_unit(rule, env.spec)
-        self.spec, self.cfg, self.env, self.seed = env.spec, cfg, env, seed
+        self.spec, self.cfg, self.env, self.seed, self.num_devices = env.spec, cfg, env, seed, num_devices
+        axis = ALONE if num_devices == 1 else SHARED
         agent_key, stream_key, self._key = jax.random.split(jax.random.key(seed), 3)
         agent = eqx.filter_jit(lambda key: learner.init(cfg, env.spec, key=key))(agent_key)
         policy = learner.policy(cfg, agent)
-        self._arrays, self._static = eqx.partition(agent, eqx.is_array)
+        arrays, self._static = eqx.partition(agent, eqx.is_array)
+        self._arrays = devices.spread(arrays, num_devices)
         acting, acting_static = eqx.partition(policy, eqx.is_array)
         self._acting = (tree.copy(acting), jnp.zeros((), jnp.int32))  # parameters and their version
         self._pending = tree.copy(self._acting)  # what the learning now in flight starts from
@@ -228,7 +236,7 @@ class HostLoop:
         def learn(arrays: Any, batches: Step, key: PRNGKeyArray) -> Any:
             draws = (batches, jax.random.split(key, cfg.updates))
             agent = eqx.combine(arrays, self._static)
-            agent, metrics = _learn(learner, cfg, rule, agent, draws, lambda draw: draw)
+            agent, metrics = _learn(learner, cfg, rule, agent, draws, lambda draw: draw, axis)
             acting = (eqx.filter(learner.policy(cfg, agent), eqx.is_array), agent.updates)
             # A copy, since the next call is given `arrays` to overwrite.
             return eqx.filter(agent, eqx.is_array), tree.copy(acting), metrics
@@ -236,7 +244,8 @@ class HostLoop:
         def decide(acting: Any, stream: collect.HostStream) -> tuple[PyTree, Step]:
             return collect.decide(eqx.combine(acting[0], acting_static), stream, acting[1])
 
-        self._learn, self._decide = jax.jit(learn, donate_argnums=0), jax.jit(decide)
+        self._learn = jax.jit(devices.replicated(learn, num_devices), donate_argnums=0)
+        self._decide = jax.jit(decide)
         example = jax.eval_shape(decide, self._acting, self.stream)[1]
         example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), example)
         self.replay = Replay(example, cfg.capacity // env.num, env.num)
@@ -258,7 +267,7 @@ class HostLoop:
             windows = [self.replay.sample(self.cfg.batch, self.cfg.length, rng=rng) for _ in range(self.cfg.updates)]
             batches = jax.tree.map(lambda *xs: np.stack(xs), *windows)
             key = jax.random.fold_in(self._key, self.iteration)
-            self._acting = self._pending
+            self._acting = devices.first(self._pending)  # deciding is too little work to share
             self._arrays, self._pending, new = self._learn(self._arrays, batches, key)
             metrics.append(new)
             self.iteration += 1
@@ -291,7 +300,8 @@ class HostLoop:
         return self._state(), self.replay
 
     def restore(self, state: PyTree, replay: Replay, files: dict[str, bytes]) -> None:
-        self._arrays, self._acting, self._pending = (state[name] for name in ("agent", "acting", "pending"))
+        self._arrays = devices.spread(state["agent"], self.num_devices)
+        self._acting, self._pending = state["acting"], state["pending"]
         self.tally, self.iteration, self.replay = Tally(**state["tally"]), int(state["iteration"]), replay
         # Acting goes on from the very arrays that were saved: the environment's own are equal to them.
         self.env.restore(files["environment"])
@@ -322,14 +332,21 @@ def _collect(
 
 
 def _learn(
-    learner: Learner, cfg: Any, rule: Discount, agent: Any, draws: PyTree, drawn: Callable[[Any], tuple[Step, Any]]
+    learner: Learner,
+    cfg: Any,
+    rule: Discount,
+    agent: Any,
+    draws: PyTree,
+    drawn: Callable[[Any], tuple[Step, Any]],
+    axis: Axis,
 ) -> tuple[Any, dict[str, Array]]:
     """One update per draw, which `drawn` turns into windows and a key; returns the agent and the mean metrics."""
     arrays, static = eqx.partition(agent, eqx.is_array)
 
     def update(arrays: Any, draw: Any) -> tuple[Any, dict[str, Array]]:
         rows, key = drawn(draw)
-        agent, metrics = learner.update(cfg, eqx.combine(arrays, static), rows, rule, key=key)
+        agent = eqx.combine(arrays, static)
+        agent, metrics = learner.update(cfg, agent, axis.share(rows), rule, key=key, axis=axis)
         return eqx.filter(agent, eqx.is_array), metrics
 
     arrays, metrics = jax.lax.scan(update, arrays, draws)

@@ -19,43 +19,53 @@ def _weights(shape: tuple[int, ...], fan_in: int, scale: float, *, key: PRNGKeyA
 
 
 class Dense(eqx.Module):
-    """x @ weight + bias."""
+    """weight @ x + bias."""
 
-    weight: Float[Array, "in out"]
+    weight: Float[Array, "out in"]
     bias: Float[Array, " out"]
 
     def __init__(self, inputs: int, outputs: int, *, scale: float = 1.0, key: PRNGKeyArray):
-        self.weight = _weights((inputs, outputs), inputs, scale, key=key)
+        self.weight = _weights((outputs, inputs), inputs, scale, key=key)
         self.bias = jnp.zeros(outputs)
 
     def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
-        return x @ self.weight + self.bias
+        return x @ self.weight.T + self.bias
 
 
 class BlockDense(eqx.Module):
-    """A dense layer with a block-diagonal matrix: G groups of inputs, each to its own group of outputs."""
+    """A dense layer with a block-diagonal matrix: G groups, each of which sees its own inputs and the shared ones.
 
-    weight: Float[Array, "G in out"]
+    The weight holds the rows of a group's own inputs first. Groups are multiplied apart from what they share, because
+    joining the two would copy the shared inputs G times.
+    """
+
+    weight: Float[Array, "G in+shared out"]
     bias: Float[Array, "G out"]
 
-    def __init__(self, groups: int, inputs: int, outputs: int, *, key: PRNGKeyArray):
-        self.weight = _weights((groups, inputs, outputs), inputs, 1.0, key=key)
+    def __init__(self, groups: int, inputs: int, outputs: int, *, shared: int = 0, key: PRNGKeyArray):
+        # The repository counts the inputs of all groups, which keeps what goes into a gate small.
+        self.weight = _weights((groups, inputs + shared, outputs), groups * (inputs + shared), 1.0, key=key)
         self.bias = jnp.zeros((groups, outputs))
 
-    def __call__(self, x: Float[Array, "*batch G in"]) -> Float[Array, "*batch G out"]:
-        return jnp.einsum("...gi,gio->...go", x, self.weight) + self.bias
+    def __call__(
+        self, x: Float[Array, "*batch G in"], shared: Float[Array, "*batch shared"] | None = None
+    ) -> Float[Array, "*batch G out"]:
+        own = x.shape[-1]
+        out = jnp.einsum("...gi,gio->...go", x, self.weight[:, :own]) + self.bias
+        return out if shared is None else out + jnp.einsum("...i,gio->...go", shared, self.weight[:, own:])
 
 
 class RMSNorm(eqx.Module):
-    """x / rms(x) * scale (Zhang & Sennrich 2019)."""
+    """x / rms(x) * scale over the last axes, those of the scale (Zhang & Sennrich 2019)."""
 
-    scale: Float[Array, " D"]
+    scale: Float[Array, "*shape"]
 
-    def __init__(self, size: int):
-        self.scale = jnp.ones(size)
+    def __init__(self, *shape: int):
+        self.scale = jnp.ones(shape)
 
-    def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
-        return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-4) * self.scale
+    def __call__(self, x: Float[Array, "*batch_shape"]) -> Float[Array, "*batch_shape"]:
+        axes = tuple(range(-self.scale.ndim, 0))
+        return x * jax.lax.rsqrt(jnp.mean(x * x, axes, keepdims=True) + 1e-4) * self.scale
 
 
 class Layer(eqx.Module):

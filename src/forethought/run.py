@@ -27,7 +27,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray, PyTree
 from rich.console import Console
 
-from forethought import checkpoint, report
+from forethought import checkpoint, devices, report
 from forethought.audit import evaluation
 from forethought.envs import made_pure, make
 from forethought.envs.hosted import Hosted
@@ -101,7 +101,8 @@ def train(
             config = agreed(root, settings, env.spec, override)
             rule = PerStep(cfg.gamma)  # per decision: an environment that counts otherwise is refused
             kind: Any = PureLoop if isinstance(env, AbstractEnv) else HostLoop
-            loop = kind(learner(settings.algorithm), cfg, env, rule, seed=settings.seed)
+            num_devices = devices.sharing(cfg.batch, settings.devices)
+            loop = kind(learner(settings.algorithm), cfg, env, rule, seed=settings.seed, num_devices=num_devices)
             console.print(_replay_line(loop), highlight=False, soft_wrap=True)
             seconds = _resume(root, loop, console)
             # Not before all of it fits what was asked for: settings that cannot run are not what the run began with.

@@ -51,6 +51,8 @@ class Settings:
     preset: str = "cpu"
     processes: int = 0
     """Worker processes of a host environment; 0: none."""
+    devices: int = 0
+    """Devices that share each batch; 0: all there are, as far as they divide it."""
     checkpoint_every: int = 5000
     """Simulator steps between checkpoints."""
     eval_episodes: int = 20
@@ -68,8 +70,9 @@ class Settings:
         for name in ("steps", "checkpoint_every", "eval_episodes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.seed < 0 or self.processes < 0:
-            raise ValueError(f"seed is {self.seed} and processes {self.processes}; neither may be negative")
+        for name in ("seed", "processes", "devices"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")
         if self.seed >= 2**32:  # JAX would take it modulo 2^32 and run another seed
             raise ValueError(f"seed is {self.seed}; it must be below 2^32")
 
@@ -108,8 +111,8 @@ def agreed(root: Path, settings: Settings, spec: Spec, override: Sequence[str]) 
     config = asked | {
         "spec": describe(spec),
         "metrics": {name: list(entry) for name, entry in (METRICS | learner(settings.algorithm).METRICS).items()},
-        "versions": _versions(),
-        "git": _git(),
+        "versions": versions(),
+        "git": git_commit(),
         "schema": SCHEMA,
         "overrides": [],
     }
@@ -154,7 +157,8 @@ def _check_types(values: dict[str, Any], cls: type) -> None:
             raise ValueError(f"{name} is {value!r}; it must be of type {getattr(hint, '__name__', hint)}")
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """The versions of what a run depends on, where installed."""
     found = {"forethought": __version__, "python": platform.python_version()}
     for name in LIBRARIES:
         try:
@@ -164,7 +168,7 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _git() -> str | None:
+def git_commit() -> str | None:
     """The commit of the source tree that this package runs from, with '+' if it was changed; None elsewhere."""
     git = ["git", "-C", str(Path(__file__).parent)]
     try:

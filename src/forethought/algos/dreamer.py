@@ -20,20 +20,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, Float, Int, Key, PRNGKeyArray, PyTree
 
 from forethought import nets
 from forethought.collect import check_legal
+from forethought.devices import ALONE, Axis
 from forethought.imagine import imagine
 from forethought.models.rssm import RSSM, Latent
-from forethought.ops import dists, losses
+from forethought.ops import dists, loops, losses
 from forethought.ops.returns import lambda_returns, survival
 from forethought.ops.stats import ReturnScale
 from forethought.protocols import AbstractPolicy
 from forethought.replay import staleness
 from forethought.tree import frozen, polyak
 from forethought.types import Box, Decision, Discount, Discrete, Spec, Step, TimeStep
-
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -190,7 +190,7 @@ class Actor(eqx.Module):
     def dist(self, latent: Latent) -> dists.Normal | dists.Categorical:
         out = self.net(latent.features())
         if isinstance(self.action, Discrete):
-            return dists.Categorical(dists.unimix(out, 0.01))
+            return dists.Categorical(jnp.log(dists.unimix(out, 0.01)))
         mean, scale = jnp.split(out, 2, -1)
         return dists.bounded_normal(mean, scale, 0.1, 1.0)
 
@@ -297,12 +297,14 @@ def policy(cfg: Config, state: State, *, greedy: bool = False) -> Policy:
 
 
 def update(
-    cfg: Config, state: State, rows: Step, rule: Discount, *, key: PRNGKeyArray
+    cfg: Config, state: State, rows: Step, rule: Discount, *, key: PRNGKeyArray, axis: Axis = ALONE
 ) -> tuple[State, dict[str, Array]]:
-    """One gradient step on real windows [B, T] and on what is imagined from them."""
+    """One gradient step on real windows [B, T], this device's share of them, and on what is imagined from them."""
+    keys = axis.share(jax.random.split(key, rows.time_step.last.shape[0] * axis.size))
     grads, (return_scale, metrics) = eqx.filter_grad(_objective, has_aux=True)(
-        state.params, cfg, state, rows, rule, key
+        state.params, cfg, state, rows, rule, keys, axis
     )
+    grads, metrics = axis.mean((grads, metrics))
     moves, opt_state = _optimizer(cfg).update(grads, state.opt_state, eqx.filter(state.params, eqx.is_inexact_array))
     params = eqx.apply_updates(state.params, moves)
     slow_critic = polyak(state.slow_critic, params.critic, cfg.slow_rate)
@@ -311,57 +313,110 @@ def update(
 
 
 def _objective(
-    params: Params, cfg: Config, state: State, rows: Step, rule: Discount, key: PRNGKeyArray
+    params: Params, cfg: Config, state: State, rows: Step, rule: Discount, keys: Key[Array, " B"], axis: Axis
 ) -> tuple[Float[Array, ""], tuple[ReturnScale, dict[str, Array]]]:
     """The sum of all losses; which parameters a term reaches is said by `frozen` and `stop_gradient`."""
     stop = jax.lax.stop_gradient
-    model_key, dream_key = jax.random.split(key)
-    batch, length = rows.time_step.last.shape
+    rows = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), rows)  # time leads from here on
+    length, batch = rows.time_step.last.shape
+    model_keys, dream_keys = jax.vmap(jax.random.split, out_axes=1)(keys)
+    returns_of = jax.vmap(lambda_returns, (1, 1, 1, 1, None), 1)
 
-    # The model learns from real windows.
-    model_keys = jax.random.split(model_key, batch)
-    model_losses, latents, entropy = jax.vmap(lambda r, k: _model_losses(cfg, params.model, r, k))(rows, model_keys)
+    # The model filters real windows.
+    before = jnp.concatenate([jnp.zeros_like(rows.action[:1]), rows.action[:-1]])
+    # A window begins like an episode, in the middle of one too: a void discrete action would pass for action 0.
+    latents, post = params.model.filter(before, rows.time_step.obs, rows.time_step.first.at[0].set(True), key=model_keys)
 
     # The actor dreams, from rows evenly spaced over each window.
     places = (jnp.arange(cfg.starts) + 1) * length // cfg.starts - 1
-    starts = jax.tree.map(lambda x: x[:, places].reshape(-1, *x.shape[2:]), (stop(latents), rows))
-    dream_keys = jax.random.split(dream_key, batch * cfg.starts)
+    starts = _flat(jax.tree.map(lambda x: x[places], (stop(latents), rows)))
+    dream_keys = _flat(jax.vmap(lambda key: jax.random.split(key, cfg.starts), out_axes=1)(dream_keys))
     dreamer = params.actor if _through_model(cfg, params.actor) else frozen(params.actor)
 
-    def dream(start: tuple[Latent, Step], key: PRNGKeyArray) -> tuple[Latent, Step]:
-        latent, row = start
-        return imagine(
-            frozen(params.model), dreamer, latent, row.time_step, cfg.horizon,
-            depth=row.depth, policy_version=state.updates, key=key,
-        )  # fmt: skip
-
-    dreams, dream_rows = jax.vmap(dream)(starts, dream_keys)
+    dreams, dream_rows = imagine(
+        frozen(params.model), dreamer, starts[0], starts[1].time_step, cfg.horizon,
+        depth=starts[1].depth, policy_version=state.updates, key=dream_keys,
+    )  # fmt: skip
     reward, factor = rule(dream_rows.time_step)
-    weight = jax.vmap(survival)(factor.at[:, 0].set(dream_rows.time_step.discount[:, 0]))
-    value = frozen(params.critic).value(dreams)
-    returns = jax.vmap(lambda_returns, (0, 0, 0, 0, None))(reward, factor, value, dream_rows.time_step.last, cfg.lam)
-    return_scale = state.return_scale.add(stop(returns), cfg.scale_rate)
+    weight = jax.vmap(survival, 1, 1)(factor.at[0].set(dream_rows.time_step.discount[0]))
+    value = loops.in_chunks(frozen(params.critic).value, dreams)
+    returns = returns_of(reward, factor, value, dream_rows.time_step.last, cfg.lam)
+    return_scale = state.return_scale.add(axis.gather(stop(returns), 1), cfg.scale_rate)
     scale = return_scale.value() if cfg.scale_returns else 1.0
-    acted = jax.tree.map(lambda x: stop(x)[:, :-1], (dreams, dream_rows, weight))
-    actor_loss, actor_entropy = _actor_loss(cfg, params.actor, acted, returns, stop(value)[:, :-1], scale)
-    critic_loss = _critic_loss(cfg, params.critic, state.slow_critic, acted[0], stop(returns))
 
     # The critic also learns on the real rows, from what was imagined there.
-    imagined = jnp.where(stop(weight)[:, 0] > 0, stop(returns)[:, 0], 0.0).reshape(batch, -1)
-    boot = params.critic.value(latents).at[:, places].set(imagined)
+    imagined = jnp.where(stop(weight)[0] > 0, stop(returns)[0], 0.0).reshape(-1, batch)
+    boot = stop(params.critic.value(latents)).at[places].set(imagined)
     real_reward, real_factor = rule(rows.time_step)
-    targets = jax.vmap(lambda_returns, (0, 0, 0, 0, None))(
-        real_reward, real_factor, stop(boot), rows.time_step.last, cfg.lam
-    )
-    running = ~rows.time_step.last[:, :-1]
-    now = jax.tree.map(lambda x: x[:, :-1], latents)
-    replay_critic = running * _critic_loss(cfg, params.critic, state.slow_critic, now, targets)
+    targets = returns_of(real_reward, real_factor, boot, rows.time_step.last, cfg.lam)
+    # Rows that ended have no target, and the window's last does not count: the mean is over T - 1 rows.
+    counts = (~rows.time_step.last).at[-1].set(False) * length / (length - 1)
 
-    terms = model_losses | {
-        "imagined/loss/actor": acted[2] * actor_loss,
-        "imagined/loss/critic": acted[2] * critic_loss,
-        "real/loss/replay_critic": replay_critic,
+    real, real_terms = loops.chunked(
+        lambda nets, seen, data: _real_losses(cfg, state.slow_critic, nets, seen, data),
+        (params.model, params.critic),
+        _flat((latents, post)),
+        _flat((rows.time_step, counts, jnp.concatenate([targets, targets[-1:]]))),
+    )
+    imagined, imagined_terms = loops.chunked(
+        lambda nets, returns, data: _imagined_losses(cfg, state.slow_critic, scale, nets, returns, data),
+        (params.actor, params.critic),
+        _flat(returns),
+        _flat(jax.tree.map(stop, (dreams, dream_rows.extras, weight, value))),
+    )
+    metrics = real_terms | imagined_terms | {
+        "real/staleness": staleness(axis.gather(rows, 1), state.updates),
+        "imagined/return": returns.mean(),
+        "imagined/value": value[1:].mean(),
+        "imagined/return_scale": return_scale.value(),
+        "imagined/survival": weight[-1].mean(),
     }
+    return real + imagined, (return_scale, metrics)
+
+
+def _real_losses(
+    cfg: Config, slow: Critic, nets: tuple[RSSM, Critic], seen: tuple[Latent, Array], data: tuple[TimeStep, Array, Array]
+) -> tuple[Float[Array, ""], dict[str, Array]]:
+    """The losses of real rows [N], from their latents and posteriors."""
+    (model, critic), (latents, post), (step, counts, targets) = nets, seen, data
+    features, prior = latents.features(), model.prior_probs(latents.deter)
+    dynamics, representation = jax.vmap(losses.balanced_kl, (0, 0, None))(jnp.log(post), jnp.log(prior), cfg.free_nats)
+    reward = jax.vmap(lambda x, y: losses.two_hot_loss(x, y, model.bins))(model.reward(features), step.reward)
+    terms = {
+        "real/loss/dynamics": dynamics,
+        "real/loss/representation": representation,
+        "real/loss/obs": sum(model.obs_loss(features, step.obs).values()),
+        "real/loss/reward": jnp.where(step.first, 0.0, reward),  # a first row's reward is void
+        "real/loss/discount": optax.sigmoid_binary_cross_entropy(model.discount(features)[:, 0], step.discount),
+        "real/loss/replay_critic": counts * _critic_loss(cfg, critic, slow, latents, targets),
+    }
+    total, means = _weighted(cfg, terms, step.last.shape)
+    return total, means | {"real/prior_entropy": -jnp.sum(prior * jnp.log(prior), (-2, -1)).mean()}
+
+
+def _imagined_losses(
+    cfg: Config,
+    slow: Critic,
+    scale: Float[Array, ""] | float,
+    nets: tuple[Actor, Critic],
+    returns: Float[Array, " N"],
+    data: tuple[Latent, Array, Array, Array],
+) -> tuple[Float[Array, ""], dict[str, Array]]:
+    """The losses of imagined rows [N] that were acted on, their real starts included."""
+    (actor, critic), (latents, raw, weight, value) = nets, data
+    actor_loss, entropy = _actor_loss(cfg, actor, latents, raw, returns, value, scale)
+    terms = {
+        "imagined/loss/actor": weight * actor_loss,
+        "imagined/loss/critic": weight * _critic_loss(cfg, critic, slow, latents, jax.lax.stop_gradient(returns)),
+    }
+    total, means = _weighted(cfg, terms, weight.shape)
+    return total, means | {"imagined/entropy": entropy.mean()}
+
+
+def _weighted(
+    cfg: Config, terms: dict[str, Float[Array, " N"]], shape: tuple[int, ...]
+) -> tuple[Float[Array, ""], dict[str, Array]]:
+    """The weighted sum of the means of losses, and the means."""
     weights = {
         "real/loss/dynamics": cfg.dynamics_weight,
         "real/loss/representation": cfg.representation_weight,
@@ -372,61 +427,32 @@ def _objective(
         "imagined/loss/actor": 1.0,
         "imagined/loss/critic": 1.0,
     }
-    assert terms.keys() == weights.keys(), (sorted(terms), sorted(weights))
+    assert all(term.shape == shape for term in terms.values()), {k: v.shape for k, v in terms.items()}
     means = {name: term.mean() for name, term in terms.items()}
-    metrics = means | {
-        "real/prior_entropy": entropy.mean(),
-        "real/staleness": staleness(rows, state.updates),
-        "imagined/entropy": actor_entropy.mean(),
-        "imagined/return": returns.mean(),
-        "imagined/value": value[:, 1:].mean(),
-        "imagined/return_scale": return_scale.value(),
-        "imagined/survival": weight[:, -1].mean(),
-    }
-    total = jnp.stack([weights[name] * means[name] for name in weights]).sum()
-    return total, (return_scale, metrics)
-
-
-def _model_losses(
-    cfg: Config, model: RSSM, rows: Step, key: PRNGKeyArray
-) -> tuple[dict[str, Float[Array, " T"]], Latent, Float[Array, " T"]]:
-    """The losses of one real window, its latents, and the entropy of the prior."""
-    step = rows.time_step
-    before = jnp.concatenate([jnp.zeros_like(rows.action[:1]), rows.action[:-1]])
-    # A window begins like an episode, in the middle of one too: a void discrete action would pass for action 0.
-    first = step.first.at[0].set(True)
-    seen = model.filter(model.initial(), before, step.obs, first, key=key)
-    features = seen.latent.features()
-    dynamics, representation = jax.vmap(losses.balanced_kl, (0, 0, None))(seen.post, seen.prior, cfg.free_nats)
-    reward = jax.vmap(lambda x, y: losses.two_hot_loss(x, y, model.bins))(model.reward(features), step.reward)
-    discount = optax.sigmoid_binary_cross_entropy(model.discount(features)[:, 0], step.discount)
-    terms = {
-        "real/loss/dynamics": dynamics,
-        "real/loss/representation": representation,
-        "real/loss/obs": sum(model.obs_loss(features, step.obs).values()),
-        "real/loss/reward": jnp.where(step.first, 0.0, reward),  # a first row's reward is void
-        "real/loss/discount": discount,
-    }
-    assert all(term.shape == step.last.shape for term in terms.values()), {k: v.shape for k, v in terms.items()}
-    return terms, seen.latent, -jnp.sum(jnp.exp(seen.prior) * seen.prior, (-2, -1))
+    return jnp.stack([weights[name] * means[name] for name in terms]).sum(), means
 
 
 def _actor_loss(
     cfg: Config,
     actor: Actor,
-    acted: tuple[Latent, Step, Array],
-    returns: Float[Array, "N H"],
-    value: Float[Array, "N H"],
+    latents: Latent,
+    raw: Array,
+    returns: Float[Array, " N"],
+    value: Float[Array, " N"],
     scale: Float[Array, ""] | float,
-) -> tuple[Float[Array, "N H"], Float[Array, "N H"]]:
-    """The loss of every imagined row that was acted on, and the actor's entropy there."""
-    latents, rows, _ = acted
+) -> tuple[Float[Array, " N"], Float[Array, " N"]]:
+    """The loss of imagined rows that were acted on with raw samples, and the actor's entropy there."""
     dist = actor.dist(latents)
     entropy = dist.entropy()
     if _through_model(cfg, actor):  # the returns carry the gradient, through the model, to the actions
         return -returns / scale - cfg.entropy * entropy, entropy
     advantage = jax.lax.stop_gradient((returns - value) / scale)
-    return -dist.log_prob(rows.extras) * advantage - cfg.entropy * entropy, entropy
+    return -dist.log_prob(raw) * advantage - cfg.entropy * entropy, entropy
+
+
+def _flat(tree: PyTree) -> PyTree:
+    """Leaves [T, N, ...] as [T * N, ...]."""
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
 
 
 def _through_model(cfg: Config, actor: Actor) -> bool:

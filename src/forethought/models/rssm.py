@@ -13,30 +13,23 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, Key, PRNGKeyArray, PyTree
 
 from forethought import nets, protocols
-from forethought.ops import dists, losses
+from forethought.ops import dists, loops, losses
 from forethought.types import Box, Discrete, Outcome, Space, Spec
 
 
 class Latent(eqx.Module):
-    """The model's state: `deter` from the recurrence and one-hot `stoch`, S variables with C classes."""
+    """The model's state: `deter` from the recurrence, G blocks of K, and one-hot `stoch`, S variables with C classes."""
 
-    deter: Float[Array, "*batch D"]
+    deter: Float[Array, "*batch G K"]
     stoch: Float[Array, "*batch S C"]
 
     def features(self) -> Float[Array, "*batch F"]:
         """What heads, actor and critic read."""
-        return jnp.concatenate([self.deter, self.stoch.reshape(*self.stoch.shape[:-2], -1)], -1)
-
-
-class Filtered(eqx.Module):
-    """A window as the model saw it: latents, and log-probabilities of posterior and prior at every row."""
-
-    latent: Latent
-    post: Float[Array, "T S C"]
-    prior: Float[Array, "T S C"]
+        flat = (x.reshape(*x.shape[:-2], -1) for x in (self.deter, self.stoch))
+        return jnp.concatenate(list(flat), -1)
 
 
 class ObsCode(eqx.Module):
@@ -92,7 +85,6 @@ class Recurrence(eqx.Module):
     hidden: nets.BlockDense
     norm: nets.RMSNorm
     gates: nets.BlockDense
-    blocks: int = eqx.field(static=True)
 
     def __init__(self, deter: int, stoch: int, action: int, hidden: int, blocks: int, *, key: PRNGKeyArray):
         if deter % blocks:
@@ -102,24 +94,18 @@ class Recurrence(eqx.Module):
         self.embed_deter = nets.Layer(deter, hidden, key=keys[0])
         self.embed_stoch = nets.Layer(stoch, hidden, key=keys[1])
         self.embed_action = nets.Layer(action, hidden, key=keys[2])
-        self.hidden = nets.BlockDense(blocks, block + 3 * hidden, block, key=keys[3])
-        self.norm = nets.RMSNorm(deter)
+        self.hidden = nets.BlockDense(blocks, block, block, shared=3 * hidden, key=keys[3])
+        self.norm = nets.RMSNorm(blocks, block)
         self.gates = nets.BlockDense(blocks, block, 3 * block, key=keys[4])
-        self.blocks = blocks
 
-    def __call__(self, latent: Latent, action: Float[Array, " A"]) -> Float[Array, " D"]:
-        deter = latent.deter
-        inputs = jnp.concatenate(
-            [self.embed_deter(deter), self.embed_stoch(latent.stoch.reshape(-1)), self.embed_action(action)]
-        )
-        blocks = deter.reshape(self.blocks, -1)
-        inputs = jnp.broadcast_to(inputs, (self.blocks, inputs.shape[0]))
-        hidden = self.hidden(jnp.concatenate([blocks, inputs], -1))
-        hidden = jax.nn.silu(self.norm(hidden.reshape(-1))).reshape(self.blocks, -1)
+    def __call__(self, latent: Latent, action: Float[Array, " A"]) -> Float[Array, "G K"]:
+        deter, stoch = latent.deter, latent.stoch
+        inputs = (self.embed_deter(deter.ravel()), self.embed_stoch(stoch.ravel()), self.embed_action(action))
+        hidden = jax.nn.silu(self.norm(self.hidden(deter, jnp.concatenate(inputs))))
         reset, candidate, update = jnp.split(self.gates(hidden), 3, -1)
         candidate = jnp.tanh(jax.nn.sigmoid(reset) * candidate)
         update = jax.nn.sigmoid(update - 1.0)  # starts by remembering
-        return (update * candidate + (1 - update) * blocks).reshape(-1)
+        return update * candidate + (1 - update) * deter
 
 
 class RSSM(protocols.HeadedModel):
@@ -198,15 +184,14 @@ class RSSM(protocols.HeadedModel):
         return losses.symexp_bins(self.bin_count, self.bin_limit)
 
     def initial(self) -> Latent:
-        deter = self.recurrence.norm.scale.shape[0]
-        return Latent(jnp.zeros(deter), jnp.zeros((self.stoch, self.classes)))
+        return Latent(jnp.zeros(self.recurrence.norm.scale.shape), jnp.zeros((self.stoch, self.classes)))
 
     def observe(self, latent: Latent, action: Array, obs: PyTree, first: Array, *, key: PRNGKeyArray) -> Latent:
         return self._observe(latent, action, self._tokens(obs), first, key)[0]
 
     def advance(self, latent: Latent, action: Array, *, key: PRNGKeyArray) -> Latent:
         deter = self.recurrence(latent, self._embed(action))
-        return Latent(deter, dists.straight_through(self._logits(self.prior(deter)), key=key))
+        return Latent(deter, dists.straight_through(self.prior_probs(deter), key=key))
 
     def outcome(self, latent: Latent) -> Outcome:
         features = latent.features()
@@ -225,25 +210,36 @@ class RSSM(protocols.HeadedModel):
         return {code.key: code.decode(part) for code, part in zip(self.codes, parts, strict=True)}
 
     def filter(
-        self, latent: Latent, action: Array, obs: PyTree, first: Bool[Array, " T"], *, key: PRNGKeyArray
-    ) -> Filtered:
-        """Observes a window of T rows at once.
+        self,
+        action: Array,
+        obs: PyTree,
+        first: Bool[Array, "T B"],
+        *,
+        key: Key[Array, " B"],
+    ) -> tuple[Latent, Float[Array, "T B S C"]]:
+        """Observes a batch of windows from the initial latent on; returns latents and posteriors [T, B].
+
+        It takes the batch as a whole, since the gradients of its weights are sums over all of its rows (`unroll`).
 
         Args:
-            latent: before the window.
-            action: [T, ...], entry t is what was done at row t - 1; void at entry 0 unless `latent` is real.
-            obs: dict of [T, ...].
-            first: [T]; where set, everything before is forgotten and gets no gradient.
+            action: [T, B, ...], entry t is what was done at row t - 1.
+            obs: dict of [T, B, ...].
+            first: where set, everything before is forgotten and gets no gradient.
+            key: [B], one per window.
         """
-        tokens = self._tokens(obs)
+        length, batch = first.shape
+        keys = jax.vmap(lambda key: jax.random.split(key, length), out_axes=1)(key)
 
-        def step(latent: Latent, row: tuple[Array, ...]) -> tuple[Latent, tuple[Latent, Array]]:
-            latent, post = self._observe(latent, *row)
+        def step(model: RSSM, latent: Latent, row: tuple[Array, ...]) -> tuple[Latent, tuple[Latent, Array]]:
+            latent, post = jax.vmap(model._observe)(latent, *row)
             return latent, (latent, post)
 
-        keys = jax.random.split(key, first.shape[0])
-        latents, post = jax.lax.scan(step, latent, (action, tokens, first, keys))[1]
-        return Filtered(latents, post, self._logits(self.prior(latents.deter)))
+        initial = jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *x.shape)), self.initial())
+        return loops.unroll(step, self, initial, (action, self._tokens(obs), first, keys))[1]
+
+    def prior_probs(self, deter: Float[Array, "*batch G K"]) -> Float[Array, "*batch S C"]:
+        """The distribution of `stoch` before anything is observed."""
+        return self._probs(self.prior(deter.reshape(*deter.shape[:-2], -1)))
 
     def obs_loss(self, features: Float[Array, "*batch F"], obs: PyTree) -> dict[str, Float[Array, "*batch"]]:
         """The reconstruction loss of each key (`ObsCode.loss`)."""
@@ -253,7 +249,7 @@ class RSSM(protocols.HeadedModel):
     def _observe(self, latent: Latent, action: Array, tokens: Array, first: Array, key: PRNGKeyArray):
         latent, action = jax.tree.map(lambda x: jnp.where(first, 0.0, x), (latent, self._embed(action)))
         deter = self.recurrence(latent, action)
-        post = self._logits(self.posterior(jnp.concatenate([deter, tokens])))
+        post = self._probs(self.posterior(jnp.concatenate([deter.ravel(), tokens])))
         return Latent(deter, dists.straight_through(post, key=key)), post
 
     def _tokens(self, obs: PyTree) -> Float[Array, "*batch units"]:
@@ -267,5 +263,5 @@ class RSSM(protocols.HeadedModel):
     def _split(self, tokens: Array) -> list[Array]:
         return jnp.split(tokens, np.cumsum([code.size for code in self.codes])[:-1].tolist(), -1)
 
-    def _logits(self, x: Float[Array, "*batch F"]) -> Float[Array, "*batch S C"]:
+    def _probs(self, x: Float[Array, "*batch F"]) -> Float[Array, "*batch S C"]:
         return dists.unimix(x.reshape(*x.shape[:-1], self.stoch, self.classes), self.unimix)

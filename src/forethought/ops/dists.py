@@ -3,20 +3,23 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 
 def unimix(logits: Float[Array, "*shape C"], share: float) -> Float[Array, "*shape C"]:
-    """Log-probabilities of (1 - share) softmax(logits) + share / C, so that no class has probability 0."""
-    probs = (1 - share) * jax.nn.softmax(logits) + share / logits.shape[-1]
-    return jnp.log(probs)
+    """The probabilities (1 - share) softmax(logits) + share / C, none of which is 0."""
+    return (1 - share) * jax.nn.softmax(logits) + share / logits.shape[-1]
 
 
-def straight_through(log_probs: Float[Array, "*shape C"], *, key: PRNGKeyArray) -> Float[Array, "*shape C"]:
-    """Samples one-hot vectors whose gradient is that of the probabilities (Bengio et al. 2013)."""
-    sample = jax.nn.one_hot(jax.random.categorical(key, log_probs), log_probs.shape[-1])
-    probs = jnp.exp(log_probs)
-    return sample + (probs - jax.lax.stop_gradient(probs))  # in this order the value is exactly one-hot
+def straight_through(probs: Float[Array, "*shape C"], *, key: PRNGKeyArray) -> Float[Array, "*shape C"]:
+    """Samples one-hot vectors whose gradient is that of the probabilities (Bengio et al. 2013).
+
+    By inversion: it takes one random number a variable, where jax.random.categorical takes one a class."""
+    classes = probs.shape[-1]
+    below = probs @ np.triu(np.ones((classes, classes - 1), np.float32))  # the distribution function, but for its 1
+    place = jnp.sum(jax.random.uniform(key, (*probs.shape[:-1], 1)) >= below, -1)
+    return jax.nn.one_hot(place, classes) + (probs - jax.lax.stop_gradient(probs))  # in this order exactly one-hot
 
 
 class Categorical(eqx.Module):

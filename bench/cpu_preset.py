@@ -1,0 +1,106 @@
+"""Tries the cpu preset and its neighbours on pure environments, many seeds at once.
+
+    python bench/cpu_preset.py --seeds 10 --out bench/results/cpu_preset.json
+
+A variant changes one thing of the preset. Every seed is trained for the same simulator steps and then plays greedily;
+each finished (environment, variant) is written at once, and the same command goes on with those that are missing.
+"""
+
+import argparse
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from forethought import devices
+
+devices.cpu_devices()
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+from harness import provenance  # noqa: E402
+
+from forethought import collect, envs, loop  # noqa: E402
+from forethought.algos import dreamer  # noqa: E402
+from forethought.protocols import AbstractEnv  # noqa: E402
+from forethought.types import PerStep  # noqa: E402
+
+STEPS = {"jax/pendulum": 6_000, "jax/cartpole-swingup": 10_000}
+"""Simulator steps of training, at which the preset has begun to learn but is not done."""
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "preset": {},
+    "updates 4": dict(updates=4),
+    "updates 16": dict(updates=16),
+    "starts 1": dict(starts=1),
+    "width 32": dict(deter=32, hidden=32, units=32),
+    "starts 16": dict(starts=16),
+    "width 128": dict(deter=128, hidden=128, units=128),
+}
+
+EPISODES = 10
+
+
+def train(cfg: Any, env: AbstractEnv, steps: int, seeds: int) -> tuple[Any, float, int]:
+    """Trains `seeds` agents; returns them, the seconds of an update of all without compiling, and their number."""
+    rule, num = PerStep(cfg.gamma), devices.sharing(seeds)
+    keys = jax.vmap(jax.random.key)(jnp.arange(seeds))
+    held = jax.jit(devices.apart(lambda key: loop.begin(dreamer, cfg, env, key=key)[:2], num))(keys)
+    step = lambda _, held: loop.iterate(dreamer, cfg, env, rule, *held)[:2]  # noqa: E731
+    chunk = jax.jit(devices.apart(lambda held: jax.lax.fori_loop(0, 25, step, held), num), donate_argnums=0)
+    prefill = loop.prefill_ticks(cfg) * cfg.envs
+    iterations = (steps // cfg.action_repeat - prefill) // (cfg.ticks * cfg.envs)
+    times = []
+    for _ in range(max(iterations // 25, 2)):
+        begun = time.monotonic()
+        held = jax.block_until_ready(chunk(held))
+        times.append(time.monotonic() - begun)
+    return held[0].agent, float(np.median(times[1:])) / (25 * cfg.updates), int(held[0].agent.updates[0])
+
+
+def returns(cfg: Any, env: AbstractEnv, agents: Any) -> np.ndarray:
+    """The returns [S, EPISODES] of greedy episodes, in which no seed was trained."""
+
+    def play(agent: Any, key: Any) -> Any:
+        policy = dreamer.policy(cfg, agent, greedy=True)
+        stream = collect.begin(env, policy, 0, key=key)
+        limit = env.spec.time_limit
+        assert limit is not None
+        rows = collect.collect(env, policy, stream, limit + 1, policy_version=agent.updates)[1].time_step
+        return jnp.sum(jnp.where(rows.first, 0.0, rows.reward))
+
+    keys = jax.random.split(jax.random.key(1_000_000), EPISODES)
+    return np.asarray(jax.jit(jax.vmap(jax.vmap(play, (None, 0)), (0, None)))(agents, keys))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--env", choices=STEPS, nargs="+", default=list(STEPS))
+    parser.add_argument("--variant", choices=VARIANTS, nargs="+", default=list(VARIANTS))
+    args = parser.parse_args()
+    found = json.loads(args.out.read_text())["results"] if args.out.exists() else []
+    for variant in args.variant:
+        for name in args.env:
+            if any((r["env"], r["variant"], r["seeds"]) == (name, variant, args.seeds) for r in found):
+                continue
+            cfg = dreamer.Config(**(dreamer.PRESETS["cpu"] | VARIANTS[variant]))
+            env: Any = envs.make(name, action_repeat=cfg.action_repeat)
+            agents, seconds, updates = train(cfg, env, STEPS[name], args.seeds)
+            played = returns(cfg, env, agents).mean(1)
+            result = dict(
+                env=name, variant=variant, seeds=args.seeds, steps=STEPS[name], updates=updates,
+                seconds_per_update=seconds, returns=[round(float(x), 2) for x in played],
+            )  # fmt: skip
+            found.append(result | provenance())
+            args.out.parent.mkdir(parents=True, exist_ok=True)
+            args.out.write_text(json.dumps({"results": found}, indent=1) + "\n")
+            print(f"{name} {variant}: {played.mean():.0f}, seeds {np.sort(played).round()}, {seconds * 1e3:.0f} ms, "
+                  f"{dataclasses.asdict(cfg)['updates']} updates", flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from forethought.devices import ALONE
 from forethought.protocols import AbstractPolicy, AbstractWorldModel
 from forethought.types import Decision, Discrete, Outcome
 
@@ -131,7 +132,7 @@ def policy(cfg, state, *, greedy=False):
     return Policy(state.params.actor, state.action, greedy)
 
 
-def update(cfg, state, rows, rule, *, key):
+def update(cfg, state, rows, rule, *, key, axis=ALONE):
     flatten = jax.vmap(jax.vmap(flat))
 
     def loss(params):
@@ -142,6 +143,6 @@ def update(cfg, state, rows, rule, *, key):
         drift = jnp.sum(params.actor * jax.random.normal(key, params.actor.shape))
         return error + 0.1 * drift, {"real/loss/obs": error, "imagined/drift": drift}
 
-    grads, metrics = jax.grad(loss, has_aux=True)(state.params)
+    grads, metrics = axis.mean(jax.grad(loss, has_aux=True)(state.params))
     moves, opt_state = optax.adam(cfg.rate).update(grads, state.opt_state)
     return State(eqx.apply_updates(state.params, moves), opt_state, state.updates + 1, state.action), metrics

@@ -74,9 +74,16 @@ def start(discount=1.0, first=False, dtype=jnp.float32):
 def dream(model, actor=double, horizon=3, time_step=None, depth=0, **latent):
     latent = {"sum": jnp.ones(1)} | latent
     time_step = start() if time_step is None else time_step
-    return imagine(
-        model, actor, latent, time_step, horizon, depth=jnp.array(depth), policy_version=jnp.array(11), key=KEY
+    return alone(model, actor, latent, time_step, horizon, jnp.array(depth), jnp.array(11))
+
+
+def alone(model, actor, latent, time_step, horizon, depth, policy_version):
+    """A single dream: a batch of one, taken out of it."""
+    latent, time_step, depth = jax.tree.map(lambda x: jnp.asarray(x)[None], (latent, time_step, depth))
+    found = imagine(
+        model, actor, latent, time_step, horizon, depth=depth, policy_version=policy_version, key=KEY[None]
     )
+    return jax.tree.map(lambda x: x[:, 0], found)
 
 
 @pytest.mark.parametrize("model", [Counter(), Plain(Counter())])
@@ -135,6 +142,21 @@ def test_row_zero_takes_the_models_dtype():
     assert rows.time_step.obs["x"].dtype == jnp.float32 and rows.time_step.obs["x"][0, 0] == 7
 
 
+def test_dreams_of_a_batch_are_those_of_its_members():
+    """Three starts at once, each with its own key, against each of them alone."""
+    keys, sums = jax.random.split(KEY, 3), jnp.array([[1.0], [-2.0], [5.0]])
+    steps = jax.tree.map(lambda x: jnp.stack([x, (2 * x).astype(x.dtype), x]), start())
+    run = lambda pick: imagine(  # noqa: E731
+        Counter(noise=1.0), noisy, {"sum": sums[pick]}, jax.tree.map(lambda x: x[pick], steps), 4,
+        depth=jnp.arange(3)[pick], policy_version=jnp.array(0), key=keys[pick],
+    )  # fmt: skip
+    together = run(jnp.arange(3))
+    for i in range(3):
+        one = jax.tree.map(lambda x: x[:, 0], run(jnp.array([i])))
+        for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(together), strict=True):
+            np.testing.assert_allclose(x, y[:, i], rtol=1e-6)
+
+
 def test_noise_differs_between_rows_and_between_actor_and_model():
     latents, rows = dream(Counter(noise=1.0), noisy, horizon=6)
     actions, moves = rows.action[:-1, 0], np.diff(latents["sum"][:, 0])
@@ -151,14 +173,12 @@ def rssm():
 
 
 def bounded(latent, *, key):
-    return Decision(jnp.tanh(latent.deter[:1] + jax.random.normal(key, (1,))), None)
+    return Decision(jnp.tanh(latent.deter[0, :1] + jax.random.normal(key, (1,))), None)
 
 
 def test_heads_outside_of_the_loop_change_nothing(rssm):
     run = jax.jit(
-        lambda model: imagine(
-            model, bounded, rssm.initial(), start(), 4, depth=jnp.array(0), policy_version=jnp.array(0), key=KEY
-        )
+        lambda model: alone(model, bounded, rssm.initial(), start(), 4, jnp.array(0), jnp.array(0))
     )
     for one, other in zip(jax.tree.leaves(run(rssm)), jax.tree.leaves(run(Plain(rssm))), strict=True):
         # One matrix product over all rows instead of one per row: equal to rounding.

@@ -21,7 +21,7 @@ def normal(*shape, seed=0):
 def test_dense_is_a_matrix_product():
     layer = nets.Dense(3, 2, key=KEY)
     x = normal(4, 5, 3)
-    np.testing.assert_allclose(layer(jnp.asarray(x)), x @ np.asarray(layer.weight), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(layer(jnp.asarray(x)), x @ np.asarray(layer.weight).T, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(layer.bias, 0)
 
 
@@ -31,6 +31,18 @@ def test_block_dense_is_a_block_diagonal_matrix():
     whole = scipy.linalg.block_diag(*np.asarray(layer.weight))
     expected = x.reshape(5, 12) @ whole + bias.ravel()
     np.testing.assert_allclose(layer(jnp.asarray(x)).reshape(5, 6), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_shared_inputs_reach_every_block():
+    layer, own, shared = nets.BlockDense(3, 4, 2, shared=5, key=KEY), normal(6, 3, 4), normal(6, 5, seed=1)
+    weight = np.asarray(layer.weight)
+    expected = np.stack([own[:, g] @ weight[g, :4] + shared @ weight[g, 4:] for g in range(3)], 1)
+    np.testing.assert_allclose(layer(jnp.asarray(own), jnp.asarray(shared)), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_rms_norm_over_two_axes_is_that_of_the_flattened_array():
+    x = jnp.asarray(normal(5, 3, 4))
+    np.testing.assert_allclose(nets.RMSNorm(3, 4)(x).reshape(5, 12), nets.RMSNorm(12)(x.reshape(5, 12)), rtol=1e-6)
 
 
 def test_rms_norm_by_hand():
@@ -45,12 +57,12 @@ def test_mlp_is_its_layers_one_after_another(depth):
     mlp = nets.MLP(3, 8, depth, 2, key=KEY)
     x = y = normal(2, 4, 3)
     for layer in mlp.trunk.layers:
-        y = y @ np.asarray(layer.dense.weight) + np.asarray(layer.dense.bias)
+        y = y @ np.asarray(layer.dense.weight).T + np.asarray(layer.dense.bias)
         y = y / np.sqrt((y * y).mean(-1, keepdims=True) + 1e-4) * np.asarray(layer.norm.scale)
         y = y * scipy.special.expit(y)
     found = mlp(jnp.asarray(x))
     assert len(mlp.trunk.layers) == depth and found.shape == (2, 4, 2)
-    np.testing.assert_allclose(found, y @ np.asarray(mlp.output.weight), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found, y @ np.asarray(mlp.output.weight).T, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(jax.vmap(jax.vmap(mlp))(jnp.asarray(x)), found, rtol=1e-4, atol=1e-5)
 
 
@@ -66,8 +78,9 @@ def test_weights_have_variance_one_over_fan_in(scale):
     # 40,000 draws: the standard deviation of their standard deviation is below 0.5 %.
     assert weight.std() == pytest.approx(scale, rel=0.02)
     assert np.abs(weight).max() <= scale * 2 / scipy.stats.truncnorm(-2, 2).std() * (1 + 1e-6)
-    blocks = np.asarray(nets.BlockDense(4, 100, 100, key=KEY).weight)
-    assert blocks.std() * 10 == pytest.approx(1, rel=0.02)
+    # 4 groups with 80 inputs of their own and 20 shared ones: the fan-in is that of all groups, 400.
+    blocks = np.asarray(nets.BlockDense(4, 80, 100, shared=20, key=KEY).weight)
+    assert blocks.std() * 20 == pytest.approx(1, rel=0.02)
 
 
 def test_parts_are_drawn_independently():

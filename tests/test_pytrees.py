@@ -31,13 +31,12 @@ def examples():
     pure, ring, _ = jax.jit(lambda: loop.begin(dreamer, cfg, env, key=KEY))()
     policy = dreamer.policy(cfg, pure.agent)
     model, one = policy.model, jnp.ones(())
-    seen = rssm.Filtered(model.initial(), jnp.zeros((1, 2, 2)), jnp.zeros((1, 2, 2)))
     pendulum, noise = control.Pendulum(), distractor.Distractor()
     stream = pure.streams
     decision = collect.RandomPolicy(Discrete(2))(None, jax.tree.map(lambda x: x[0], stream.time_step), key=KEY)[1]
     return [
         pure, ring, pure.agent, pure.agent.params, policy, policy.actor, pure.agent.params.critic, model,
-        model.recurrence, *model.codes, seen, seen.latent, pure.agent.return_scale, stats.RunningStats.empty(2),
+        model.recurrence, *model.codes, model.initial(), pure.agent.return_scale, stats.RunningStats.empty(2),
         stream, collect.HostStream(stream.time_step, None, stream.tick[0], KEY), stream.time_step, stream.env_state,
         ring.data, decision, Outcome(None, one, one, one, one), PerStep(0.9), PerTime(0.1),
         collect.RandomPolicy(Box((2,))), collect.ZeroPolicy(Discrete(2)), Agent(policy, model, env.spec, 0),

@@ -230,7 +230,7 @@ def test_what_could_not_begin_is_not_what_the_run_began_with(tmp_path):
     ("given", "said"),
     [
         ({"steps": 0}, "steps is 0; it must be at least 1"),
-        ({"seed": -1}, "neither may be negative"),
+        ({"seed": -1}, "must not be negative"),
         ({"seed": 2**32}, "seed is 4294967296; it must be below 2^32"),
         ({"algorithm": "dremer"}, "algorithm is 'dremer'; there are: dreamer"),
     ],

@@ -50,7 +50,7 @@ def imagine(
         later, outcome = model.imagine(latent, decision.action, key=model_key)
         return later, (decision, outcome)
 
-    def tick(latent: Any, keys: PRNGKeyArray) -> tuple[Any, Any]:
+    def tick(latent: Any, keys: Key[Array, " N"]) -> tuple[Any, Any]:
         later, made = jax.checkpoint(jax.vmap(act))(latent, keys)
         return later, (latent, *made)
 

@@ -11,15 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from forethought import collect, loop
+from forethought import collect, devices, loop
 from forethought.algos import dreamer
 from forethought.envs import tabular
 from forethought.envs.distractor import Distractor
+from forethought.ops import loops
 from forethought.packing import pack
 from forethought.tree import copy, named_arrays
 from forethought.types import Box, Discrete, PerStep, Spec
 
-# A third of the time to compile, and at these sizes little more to run.
+
 KEY = jax.random.key(0)
 RULE = PerStep(0.9)
 SIZES = dict(deter=16, hidden=16, stoch=4, classes=4, units=16, blocks=2, layers=1, bins=21, bin_limit=4.0)
@@ -42,6 +43,18 @@ class Louder(PerStep):
     def __call__(self, time_step):
         reward, factor = super().__call__(time_step)
         return self.times * reward, factor
+
+
+@pytest.fixture
+def losses_with_gradients(monkeypatch):
+    """Losses as `update` returns them, not only their sum, have gradients where all rows are one chunk; test_loops.py
+    shows that the chunks of the sum change nothing."""
+
+    def whole(loss, params, inputs, data):
+        rows = jax.tree.leaves(inputs)[0].shape[0]
+        return loss(params, inputs, jax.tree.map(lambda x: x[:rows], data))
+
+    monkeypatch.setattr(loops, "chunked", whole)
 
 
 @functools.cache
@@ -71,7 +84,7 @@ def test_every_array_moves(case):
 
 
 @cases
-def test_each_loss_trains_what_it_says(case):
+def test_each_loss_trains_what_it_says(case, losses_with_gradients):
     """The header of `dreamer`: gradients of the single losses, which `update` returns, in every group of weights."""
     cfg, _, rows, _, agent = begun(case)
     seen = {"model/recurrence", "model/encoder", "model/posterior"}
@@ -97,7 +110,7 @@ def test_each_loss_trains_what_it_says(case):
         assert moved == expected, name
 
 
-def test_the_actors_gradient_forgets_the_unit_of_reward():
+def test_the_actors_gradient_forgets_the_unit_of_reward(losses_with_gradients):
     """F21: with returns that are all 0 it is finite, and times 1000 nearly equal; without the scale it is not.
 
     The critic of a fresh agent puts out 0, so that its returns are discounted rewards and scale with them."""
@@ -172,6 +185,22 @@ def test_the_same_update_whatever_others_draw(case):
         np.random.random(foreign + 3), random.random()
     assert results[0] == results[1]
     assert results[0] != pack(update(agent, rows, jax.random.key(9))[0])
+
+
+@cases
+def test_two_devices_that_share_a_batch_make_the_same_update(case):
+    """The same losses and gradients but for the order of sums; what is counted over the batch, too."""
+    cfg, _, rows, update, agent = begun(case)
+    shared = devices.replicated(
+        lambda agent, rows, key: dreamer.update(
+            cfg, agent, devices.SHARED.share(rows), RULE, key=key, axis=devices.SHARED
+        ),
+        2,
+    )
+    alone, together = update(agent, rows, KEY)[1], jax.jit(shared)(agent, rows, KEY)[1]
+    assert {name for name in alone if alone[name] != together[name]}  # it was not the same program
+    for name in alone:
+        np.testing.assert_allclose(together[name], alone[name], rtol=2e-5, atol=1e-6, err_msg=name)
 
 
 @cases
@@ -264,8 +293,9 @@ def seen_by(env, agent, key):
     rows = collect.collect(env, policy, collect.begin(env, policy, 0, key=key), 24, policy_version=agent.updates)[1]
     model, step = agent.params.model, rows.time_step
     before = jnp.concatenate([jnp.zeros_like(rows.action[:1]), rows.action[:-1]])
-    seen = model.filter(model.initial(), before, step.obs, step.first, key=key)
-    return step.obs["state"], step.last, rows.action, agent.params.critic.value(seen.latent)
+    windows = jax.tree.map(lambda x: x[:, None], (before, step.obs, step.first))
+    latents = jax.tree.map(lambda x: x[:, 0], model.filter(*windows, key=key[None])[0])
+    return step.obs["state"], step.last, rows.action, agent.params.critic.value(latents)
 
 
 @pytest.fixture(scope="module")

@@ -131,7 +131,7 @@ def test_two_hot_loss_is_the_cross_entropy():
 
 
 def random_logits(seed, shape=(3, 5)):
-    return dists.unimix(jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32), 0.01)
+    return jnp.log(dists.unimix(jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32), 0.01))
 
 
 def test_kl_is_that_of_scipy():

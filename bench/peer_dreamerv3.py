@@ -2,7 +2,7 @@
 
 This file is run by a python that has the authors' requirements; it imports nothing of ours.
 
-    PEER_PYTHON bench/peer_dreamerv3.py DIR time --updates 10      one JSON line: seconds of each single update
+    PEER_PYTHON bench/peer_dreamerv3.py DIR time                   what bench/dreamer_step.py asks for
     PEER_PYTHON bench/peer_dreamerv3.py DIR losses IN.npz OUT.npz  what bench/dreamer_parity.py asks for
 
 DIR is a checkout of danijar/dreamerv3 at e3f0224. The agent has its size1m configuration, a batch of 16 windows of
@@ -16,12 +16,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import inspect
+import itertools
 import json
 import resource
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import jax
 import jax.numpy as jnp
@@ -84,27 +85,25 @@ def synthetic(spaces: dict[str, Any], batch: int, rows: int) -> dict[str, np.nda
     return data
 
 
-def time_updates(directory: Path, updates: int, batch: int = 16, length: int = 64) -> dict[str, Any]:
-    """Times single updates with the agent's own compiled train function, after two that compile and warm up."""
+def time_updates(directory: Path, answers: TextIO, batch: int = 16, length: int = 64) -> None:
+    """Makes an update with the agent's own compiled train function for every line on standard input (see `harness`)."""
     agent = make_agent(directory, batch, length)
     host = synthetic(agent.spaces, batch, length + agent.config.replay_context)
     data = jax.device_put(host, agent.train_sharded)
     carry = agent.init_train(batch)
-    seconds = []
-    for update in range(2 + updates):
+    pattern = ("dyn/", "enc/", "dec/", "rew/", "con/", "pol/", "val/")
+    parameters = sum(int(x.size) for name, x in agent.params.items() if name.startswith(pattern))
+    for update in itertools.count():
         seed = jax.device_put(np.array([0, update], np.uint32), agent.train_mirrored)
         jax.block_until_ready((agent.params, carry, seed))
         start = time.perf_counter()
         carry, _, _ = agent.train(carry, data | {"seed": seed})
         jax.block_until_ready((agent.params, carry))
-        seconds.append(time.perf_counter() - start)
-    pattern = ("dyn/", "enc/", "dec/", "rew/", "con/", "pol/", "val/")
-    return {
-        "seconds": seconds[2:],
-        "parameters": sum(int(x.size) for name, x in agent.params.items() if name.startswith(pattern)),
-        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "jax": jax.__version__,
-    }
+        first = {"parameters": parameters, "jax": jax.__version__}  # the first update compiles
+        print(json.dumps(time.perf_counter() - start if update else first), file=answers, flush=True)
+        if not sys.stdin.readline():
+            break
+    print(json.dumps({"peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}), file=answers)
 
 
 def sample_by_rule(offsets: np.ndarray) -> None:
@@ -216,18 +215,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("directory", type=Path, help="a checkout of the authors' repository")
     modes = parser.add_subparsers(dest="mode", required=True)
-    timing = modes.add_parser("time", help="time single updates")
-    timing.add_argument("--updates", type=int, default=10)
+    modes.add_parser("time", help="make and time an update for every line on standard input")
     compare = modes.add_parser("losses", help="evaluate losses and gradients for given weights and batch")
     compare.add_argument("source", type=Path)
     compare.add_argument("target", type=Path)
     args = parser.parse_args()
+    answers = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):  # the agent prints; our standard output is the result alone
         if args.mode == "losses":
             losses(args.directory, args.source, args.target)
-            return
-        result = time_updates(args.directory, args.updates)
-    print(json.dumps(result))
+        else:
+            time_updates(args.directory, answers)
 
 
 if __name__ == "__main__":

@@ -80,9 +80,7 @@ def dream(model, actor=double, horizon=3, time_step=None, depth=0, **latent):
 def alone(model, actor, latent, time_step, horizon, depth, policy_version):
     """A single dream: a batch of one, taken out of it."""
     latent, time_step, depth = jax.tree.map(lambda x: jnp.asarray(x)[None], (latent, time_step, depth))
-    found = imagine(
-        model, actor, latent, time_step, horizon, depth=depth, policy_version=policy_version, key=KEY[None]
-    )
+    found = imagine(model, actor, latent, time_step, horizon, depth=depth, policy_version=policy_version, key=KEY[None])
     return jax.tree.map(lambda x: x[:, 0], found)
 
 
@@ -177,9 +175,7 @@ def bounded(latent, *, key):
 
 
 def test_heads_outside_of_the_loop_change_nothing(rssm):
-    run = jax.jit(
-        lambda model: alone(model, bounded, rssm.initial(), start(), 4, jnp.array(0), jnp.array(0))
-    )
+    run = jax.jit(lambda model: alone(model, bounded, rssm.initial(), start(), 4, jnp.array(0), jnp.array(0)))
     for one, other in zip(jax.tree.leaves(run(rssm)), jax.tree.leaves(run(Plain(rssm))), strict=True):
         # One matrix product over all rows instead of one per row: equal to rounding.
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

@@ -15,7 +15,6 @@ from forethought import collect, loop, nets
 from forethought.algos import dreamer
 from forethought.envs import control, distractor, tabular
 from forethought.envs.pure import Repeated
-from forethought.models import rssm
 from forethought.ops import dists, stats
 from forethought.run import Agent
 from forethought.types import Box, Discrete, Outcome, PerStep, PerTime

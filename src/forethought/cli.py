@@ -328,14 +328,12 @@ def _configure_jax(command: str, num_devices: int | None) -> None:
 
 
 def start() -> int:
-    """The console command: `main`, in a process that takes its memory in large pages.
+    """The console command: `main`, in a process that takes its memory in large pages, so that it begins anew, once."""
+    from forethought.devices import LARGE_PAGES
 
-    XLA asks for fresh memory at every call; touching it 4 kB at a time takes a tenth of an update (docs/performance.md).
-    The C library reads this wish only as a process begins, so the process begins anew, once."""
-    wish = "glibc.malloc.hugetlb"
     tunables = os.environ.get("GLIBC_TUNABLES", "")
-    if sys.platform == "linux" and wish not in tunables:
-        os.environ["GLIBC_TUNABLES"] = f"{tunables}:{wish}=1".lstrip(":")
+    if sys.platform == "linux" and LARGE_PAGES.partition("=")[0] not in tunables:
+        os.environ["GLIBC_TUNABLES"] = f"{tunables}:{LARGE_PAGES}".lstrip(":")
         os.execv(sys.executable, [sys.executable, "-m", "forethought.cli", *sys.argv[1:]])
     return main()
 

@@ -51,6 +51,7 @@ def imagine(
         return later, (decision, outcome)
 
     def tick(latent: Any, keys: Key[Array, " N"]) -> tuple[Any, Any]:
+        # Differentiated, a step is computed anew: to keep what lies between costs more memory than it saves work.
         later, made = jax.checkpoint(jax.vmap(act))(latent, keys)
         return later, (latent, *made)
 

@@ -136,7 +136,9 @@ class PureLoop:
 
     With several devices everything but an update's batch is on all of them, collecting included."""
 
-    def __init__(self, learner: Learner, cfg: Any, env: AbstractEnv, rule: Discount, *, seed: int, num_devices: int = 1):
+    def __init__(
+        self, learner: Learner, cfg: Any, env: AbstractEnv, rule: Discount, *, seed: int, num_devices: int = 1
+    ):
         check_unit(rule, env.spec)
         self.spec, self.cfg, self.env, self.num_devices = env.spec, cfg, env, num_devices
         axis = ALONE if num_devices == 1 else SHARED

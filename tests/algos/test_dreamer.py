@@ -20,7 +20,6 @@ from forethought.packing import pack
 from forethought.tree import copy, named_arrays
 from forethought.types import Box, Discrete, PerStep, Spec
 
-
 KEY = jax.random.key(0)
 RULE = PerStep(0.9)
 SIZES = dict(deter=16, hidden=16, stoch=4, classes=4, units=16, blocks=2, layers=1, bins=21, bin_limit=4.0)

@@ -35,6 +35,7 @@ from forethought.replay import staleness
 from forethought.tree import frozen, polyak
 from forethought.types import Box, Decision, Discount, Discrete, Spec, Step, TimeStep
 
+
 @dataclasses.dataclass(frozen=True)
 class Config:
     """The defaults are the paper's at size 1m, but for what docs/dreamer.md lists (item 14)."""
@@ -325,7 +326,9 @@ def _objective(
     # The model filters real windows.
     before = jnp.concatenate([jnp.zeros_like(rows.action[:1]), rows.action[:-1]])
     # A window begins like an episode, in the middle of one too: a void discrete action would pass for action 0.
-    latents, post = params.model.filter(before, rows.time_step.obs, rows.time_step.first.at[0].set(True), key=model_keys)
+    latents, post = params.model.filter(
+        before, rows.time_step.obs, rows.time_step.first.at[0].set(True), key=model_keys
+    )
 
     # The actor dreams, from rows evenly spaced over each window.
     places = (jnp.arange(cfg.starts) + 1) * length // cfg.starts - 1
@@ -364,18 +367,26 @@ def _objective(
         _flat(returns),
         _flat(jax.tree.map(stop, (dreams, dream_rows.extras, weight, value))),
     )
-    metrics = real_terms | imagined_terms | {
-        "real/staleness": staleness(axis.gather(rows, 1), state.updates),
-        "imagined/return": returns.mean(),
-        "imagined/value": value[1:].mean(),
-        "imagined/return_scale": return_scale.value(),
-        "imagined/survival": weight[-1].mean(),
-    }
+    metrics = (
+        real_terms
+        | imagined_terms
+        | {
+            "real/staleness": staleness(axis.gather(rows, 1), state.updates),
+            "imagined/return": returns.mean(),
+            "imagined/value": value[1:].mean(),
+            "imagined/return_scale": return_scale.value(),
+            "imagined/survival": weight[-1].mean(),
+        }
+    )
     return real + imagined, (return_scale, metrics)
 
 
 def _real_losses(
-    cfg: Config, slow: Critic, nets: tuple[RSSM, Critic], seen: tuple[Latent, Array], data: tuple[TimeStep, Array, Array]
+    cfg: Config,
+    slow: Critic,
+    nets: tuple[RSSM, Critic],
+    seen: tuple[Latent, Array],
+    data: tuple[TimeStep, Array, Array],
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
     """The losses of real rows [N], from their latents and posteriors."""
     (model, critic), (latents, post), (step, counts, targets) = nets, seen, data

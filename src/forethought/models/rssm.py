@@ -21,7 +21,7 @@ from forethought.types import Box, Discrete, Outcome, Space, Spec
 
 
 class Latent(eqx.Module):
-    """The model's state: `deter` from the recurrence, G blocks of K, and one-hot `stoch`, S variables with C classes."""
+    """The model's state: `deter` from the recurrence, G blocks of K, and one-hot `stoch`, S variables of C classes."""
 
     deter: Float[Array, "*batch G K"]
     stoch: Float[Array, "*batch S C"]

@@ -61,11 +61,14 @@ def unroll(
 
 
 def in_chunks(function: Callable[[Any], Any], rows: PyTree, size: int = CHUNK) -> PyTree:
-    """function(rows) over leaves [T, N, ...], which keeps its leading axis [n], on about `size` of all rows at a time."""
+    """function(rows), which works on leaves [n, ...] and keeps n, on all rows of leaves [T, N, ...], `size` at a time.
+
+    Differentiated, it computes a chunk anew instead of keeping all that lies between."""
     lead = jax.tree.leaves(rows)[0].shape[:2]
     chunks = _chunks(lead[0] * lead[1], size)
     parts = jax.tree.map(lambda x: x.reshape(chunks, -1, *x.shape[2:]), rows)
-    return jax.tree.map(lambda x: x.reshape(*lead, *x.shape[2:]), jax.lax.map(jax.checkpoint(lambda part: function(part)), parts))
+    found = jax.lax.map(jax.checkpoint(lambda part: function(part)), parts)
+    return jax.tree.map(lambda x: x.reshape(*lead, *x.shape[2:]), found)
 
 
 def chunked(
@@ -97,7 +100,7 @@ def chunked(
     def forward(params: PyTree, inputs: PyTree, data: PyTree) -> Any:
         def chunk(slope: PyTree, i: Array) -> Any:
             some, known = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, i * each, each), (inputs, data))
-            value, pull, metrics = jax.vjp(lambda *at: loss(*at, known), params, some, has_aux=True)
+            value, pull, metrics = jax.vjp(lambda params, some: loss(params, some, known), params, some, has_aux=True)
             params_slope, some_slope = pull(jnp.ones_like(value) / chunks)
             return jax.tree.map(jnp.add, slope, params_slope), (value, metrics, some_slope)
 

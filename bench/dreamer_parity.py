@@ -46,8 +46,6 @@ from forethought.types import Box, Discrete, PerStep, Space, Spec, Step, TimeSte
 
 Named = dict[str, np.ndarray]
 
-WEIGHTS_LEAD_WITH_OUTPUTS = nets.Dense(1, 2, key=jax.random.key(0)).weight.shape == (2, 1)
-
 # float32 on both sides, which add in different orders, through recursions over 64 rows and 15 imagined steps. What
 # agrees in meaning was within 1e-6 (losses) and 2e-5 (gradients). Constants that are off by a part in a thousand show:
 # 0.999 free nats, a gamma of 0.9969 and the slow critic's weight as losses, the weight of the replay loss as gradients.
@@ -94,14 +92,14 @@ def random_state(cfg: dreamer.Config, discrete: bool) -> dreamer.State:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         # The latent's logits are so small that divergences lie on both sides of the 1 nat that is free.
         wide = 0.34 if "prior/output" in name or "posterior/output" in name else 1.0
-        turned = x.ndim == 2 and WEIGHTS_LEAD_WITH_OUTPUTS and name.endswith("weight")
-        noise = wide * (rng.normal(size=x.shape[::-1]).T if turned else rng.normal(size=x.shape))
+        noise = wide * rng.normal(size=x.shape)
         if name.endswith("scale"):
             return jnp.asarray(1.0 + 0.3 * noise, jnp.float32)
         if name.endswith("bias"):
             base = slope if x.shape == (cfg.bins,) else 2.0 if name.endswith("discount/output/bias") else 0.0
             return jnp.asarray(base + 0.2 * noise, jnp.float32)
-        return jnp.asarray(noise / x.shape[-1 if turned else -2] ** 0.5, jnp.float32)
+        inputs = x.shape[-1 if x.ndim == 2 else -2]  # a dense layer's matrix is [out, in], a block's [in, out]
+        return jnp.asarray(noise / inputs**0.5, jnp.float32)
 
     params = jax.tree_util.tree_map_with_path(draw, eqx.filter(state.params, eqx.is_inexact_array))
     slow = jax.tree_util.tree_map_with_path(draw, eqx.filter(state.slow_critic, eqx.is_inexact_array))
@@ -139,11 +137,6 @@ def random_rows(batch: int, length: int, discrete: bool) -> Step:
     return Step(time_step, actions, f32["reward_delay"], zeros, zeros)
 
 
-def kernel(part: nets.Dense) -> jax.Array:
-    """The matrix [in, out], whichever way round a dense layer holds it."""
-    return part.weight.T if WEIGHTS_LEAD_WITH_OUTPUTS else part.weight
-
-
 def names(params: dreamer.Params) -> Iterator[tuple[str, jax.Array]]:
     """Every array of parameters or gradients, by the peer's name and in its layout."""
 
@@ -152,14 +145,14 @@ def names(params: dreamer.Params) -> Iterator[tuple[str, jax.Array]]:
         yield f"{name}/bias", bias.reshape(-1)
 
     def layer(name: str, norm: str, part: nets.Layer) -> Iterator[tuple[str, jax.Array]]:
-        yield from dense(name, kernel(part.dense), part.dense.bias)
+        yield from dense(name, part.dense.weight.T, part.dense.bias)
         yield f"{norm}/scale", part.norm.scale
 
     def head(name: str, mlp: nets.MLP, outputs: dict[str, int]) -> Iterator[tuple[str, jax.Array]]:
         for i, part in enumerate(mlp.trunk.layers):
             yield from layer(f"{name}/mlp/linear{i}", f"{name}/mlp/norm{i}", part)
         places = np.cumsum(list(outputs.values()))[:-1].tolist()
-        arrays = (jnp.split(x, places, -1) for x in (kernel(mlp.output), mlp.output.bias))
+        arrays = (jnp.split(x, places, -1) for x in (mlp.output.weight.T, mlp.output.bias))
         for output, *pieces in zip(outputs, *arrays, strict=True):
             yield from dense(f"{name}/{output}", *pieces)
 
@@ -172,7 +165,7 @@ def names(params: dreamer.Params) -> Iterator[tuple[str, jax.Array]]:
     for name, mlp in (("prior", model.prior), ("obs", model.posterior)):
         for i, part in enumerate(mlp.trunk.layers):
             yield from layer(f"dyn/{name}{i}", f"dyn/{name}{i}norm", part)
-        yield from dense(f"dyn/{name}logit", kernel(mlp.output), mlp.output.bias)
+        yield from dense(f"dyn/{name}logit", mlp.output.weight.T, mlp.output.bias)
     for i, part in enumerate(model.encoder.layers):
         yield from layer(f"enc/mlp{i}", f"enc/mlp{i}norm", part)
     for name, x in head("dec", model.decoder, {f"vec/{code.key}/pred": code.size for code in model.codes}):

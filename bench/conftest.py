@@ -1,7 +1,8 @@
 """Options of the benchmarks, and where their numbers come from."""
 
-import harness
 import pytest
+
+import harness
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

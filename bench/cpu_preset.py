@@ -20,23 +20,24 @@ devices.cpu_devices()
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
-from harness import provenance  # noqa: E402
 
 from forethought import collect, envs, loop  # noqa: E402
 from forethought.algos import dreamer  # noqa: E402
 from forethought.protocols import AbstractEnv  # noqa: E402
 from forethought.types import PerStep  # noqa: E402
+from harness import provenance  # noqa: E402
 
 STEPS = {"jax/pendulum": 6_000, "jax/cartpole-swingup": 10_000}
 """Simulator steps of training, at which the preset has begun to learn but is not done."""
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "preset": {},
-    "updates 4": dict(updates=4),
     "updates 16": dict(updates=16),
+    "updates 4": dict(updates=4),
+    "entropy 3e-3": dict(entropy=3e-3),
+    "starts 16": dict(starts=16),
     "starts 1": dict(starts=1),
     "width 32": dict(deter=32, hidden=32, units=32),
-    "starts 16": dict(starts=16),
     "width 128": dict(deter=128, hidden=128, units=128),
 }
 

@@ -9,8 +9,9 @@ and updating. Seeds are split over devices, which exchange nothing; a single see
 import sys
 from typing import Any
 
-import harness
 import pytest
+
+import harness
 
 ITERATIONS = 4
 

@@ -11,8 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import harness
 import pytest
+
+import harness
 
 PEER = Path(__file__).with_name("peer_dreamerv3.py")
 FIELDS: dict[str, dict[str, Any]] = {
@@ -25,6 +26,12 @@ FIELDS: dict[str, dict[str, Any]] = {
     "12m": dict(preset="12m"),
     "25m": dict(preset="25m"),
     "cpu": dict(preset="cpu"),
+    "cpu, 1 device": dict(preset="cpu", devices=1),
+    "without unroll": dict(without="unroll"),
+    "without chunked": dict(without="chunked"),
+    "without inversion": dict(without="inversion"),
+    "without blocks apart": dict(without="blocks apart"),
+    "cpu without computing anew": dict(preset="cpu", without="computing anew"),
 }
 
 
@@ -53,7 +60,48 @@ def test_update(benchmark: Any, name: str) -> None:
     benchmark.extra_info.update(worker.facts | worker.close())
 
 
-def main(preset: str = "1m", devices: int = 0, **fields: Any) -> None:
+def test_update_without_large_pages(benchmark: Any) -> None:
+    worker = harness.Worker([sys.executable, __file__, "{}"])
+    benchmark.pedantic(worker.work, rounds=7, warmup_rounds=2)
+    benchmark.extra_info.update(worker.facts | worker.close())
+
+
+def leave_out(trick: str) -> None:
+    """Puts what anybody would write first in the place of one of the tricks of docs/performance.md."""
+    import jax
+    import jax.numpy as jnp
+
+    from forethought import nets
+    from forethought.ops import dists, loops
+
+    def scan(step: Any, params: Any, carry: Any, rows: Any) -> Any:
+        return jax.lax.scan(lambda carry, row: step(params, carry, row), carry, rows)
+
+    def whole(loss: Any, params: Any, inputs: Any, data: Any) -> Any:
+        rows = jax.tree.leaves(inputs)[0].shape[0]
+        return loss(params, inputs, jax.tree.map(lambda x: x[:rows], data))
+
+    def gumbel(probs: Any, *, key: Any) -> Any:
+        sample = jax.nn.one_hot(jax.random.categorical(key, jnp.log(probs)), probs.shape[-1])
+        return sample + (probs - jax.lax.stop_gradient(probs))
+
+    def joined(self: nets.BlockDense, x: Any, shared: Any = None) -> Any:
+        if shared is not None:
+            shared = jnp.broadcast_to(shared[..., None, :], (*x.shape[:-1], shared.shape[-1]))
+            x = jnp.concatenate([x, shared], -1)
+        return jnp.einsum("...gi,gio->...go", x, self.weight) + self.bias
+
+    place, name, plain = {
+        "unroll": (loops, "unroll", scan),
+        "chunked": (loops, "chunked", whole),
+        "inversion": (dists, "straight_through", gumbel),
+        "blocks apart": (nets.BlockDense, "__call__", joined),
+        "computing anew": (jax, "checkpoint", lambda function: function),
+    }[trick]
+    setattr(place, name, plain)
+
+
+def main(preset: str = "1m", devices: int = 0, without: str | None = None, **fields: Any) -> None:
     from forethought import devices as devices_module
 
     devices_module.cpu_devices(devices or None)
@@ -69,6 +117,8 @@ def main(preset: str = "1m", devices: int = 0, **fields: Any) -> None:
     spec = Spec("walker-walk", obs, Box((6,), low=-1.0, high=1.0))
     cfg = dreamer.Config(**(dreamer.PRESETS[preset] | fields))
     num, rng = devices_module.sharing(cfg.batch), np.random.default_rng(0)
+    if without is not None:
+        leave_out(without)
     shape = (cfg.batch, cfg.length)
     normal = lambda *more: rng.normal(size=(*shape, *more)).astype(np.float32)  # noqa: E731
     last = np.zeros(shape, bool)

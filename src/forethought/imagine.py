@@ -50,17 +50,22 @@ def imagine(
         later, outcome = model.imagine(latent, decision.action, key=model_key)
         return later, (decision, outcome)
 
-    def tick(latent: Any, keys: Key[Array, " N"]) -> tuple[Any, Any]:
+    def row(latent: Any, turn: tuple[Array, Key[Array, " N"]]) -> tuple[Any, Any]:
+        h, keys = turn
         # Differentiated, a step is computed anew: to keep what lies between costs more memory than it saves work.
-        later, made = jax.checkpoint(jax.vmap(act))(latent, keys)
+        go = lambda: jax.checkpoint(jax.vmap(act))(latent, keys)  # noqa: E731
+        made = jax.eval_shape(go)[1]
+        stay = lambda: (latent, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), made))  # noqa: E731
+        later, made = jax.lax.cond(h < horizon, go, stay)
         return later, (latent, *made)
 
-    keys = jax.vmap(lambda key: jax.random.split(key, horizon), out_axes=1)(key)
-    final, (latents, decisions, outcomes) = jax.lax.scan(tick, latent, keys)
-    latents = jax.tree.map(lambda xs, x: jnp.concatenate([xs, x[None]]), latents, final)
-    decisions = jax.tree.map(lambda xs: jnp.concatenate([xs, jnp.zeros_like(xs[:1])]), decisions)
+    # The last row has a turn in which nothing is done: to join it to the others afterwards would copy them all.
+    keys = jax.vmap(lambda key: jax.random.split(key, horizon + 1), out_axes=1)(key)
+    latents, decisions, outcomes = jax.lax.scan(row, latent, (jnp.arange(horizon + 1), keys))[1]
     if isinstance(model, HeadedModel):
         outcomes = jax.tree.map(lambda x: x[1:], loops.in_chunks(jax.vmap(model.outcome), latents))
+    else:
+        outcomes = jax.tree.map(lambda x: x[:-1], outcomes)
     return latents, Step(
         time_step=_time_steps(start, outcomes, horizon),
         action=decisions.action,

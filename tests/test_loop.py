@@ -25,11 +25,11 @@ def compiled():
         yield
 
 
-def build(env, *, seed=0, **fields):
+def build(env, *, seed=0, num_devices=1, **fields):
     cfg = Config(**fields)
     env = make(env, num=cfg.envs, seed=seed)
     kind = PureLoop if isinstance(env, AbstractEnv) else HostLoop
-    return kind(stub_learner, cfg, env, RULE, seed=seed)
+    return kind(stub_learner, cfg, env, RULE, seed=seed, num_devices=num_devices)
 
 
 def everything(loop):
@@ -66,14 +66,20 @@ def test_prefill_is_at_least_a_window():
     assert prefill_ticks(Config(prefill=2, envs=2, length=8)) == 8
 
 
-@pytest.mark.parametrize("env", ["jax/pendulum", "dmc/cartpole-swingup", "CartPole-v1", "jax/corridor"])
-def test_resumed_loop_equals_one_that_never_stopped(env, tmp_path):
+@pytest.mark.parametrize(
+    "env, num_devices",
+    [
+        ("jax/pendulum", 1), ("dmc/cartpole-swingup", 1), ("CartPole-v1", 1), ("jax/corridor", 1),
+        ("jax/pendulum", 2), ("CartPole-v1", 2),
+    ],
+)  # fmt: skip
+def test_resumed_loop_equals_one_that_never_stopped(env, num_devices, tmp_path):
     def half(loop):
         # Chunks as uneven as they may be.
         chunks = [loop.advance(n) for n in (1, 16, 20, 3)]
         return [chunk.metrics for chunk in chunks], sum((chunk.episodes for chunk in chunks), [])
 
-    whole = build(env)
+    whole = build(env, num_devices=num_devices)
     first = half(whole)
     state, replay, files = whole.save()
     if env != "jax/corridor":
@@ -83,7 +89,7 @@ def test_resumed_loop_equals_one_that_never_stopped(env, tmp_path):
     second = half(whole)
     assert int(whole.agent.updates) == 80
 
-    resumed = build(env)
+    resumed = build(env, num_devices=num_devices)
     found = checkpoint.latest(tmp_path)
     state, replay = resumed.like()
     resumed.restore(

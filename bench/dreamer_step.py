@@ -24,7 +24,6 @@ FIELDS: dict[str, dict[str, Any]] = {
     "starts 16": dict(starts=16),
     "1 device": dict(devices=1),
     "12m": dict(preset="12m"),
-    "25m": dict(preset="25m"),
     "cpu": dict(preset="cpu"),
     "cpu, 1 device": dict(preset="cpu", devices=1),
     "without unroll": dict(without="unroll"),

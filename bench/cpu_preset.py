@@ -32,6 +32,7 @@ STEPS = {"jax/pendulum": 6_000, "jax/cartpole-swingup": 10_000}
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "preset": {},
+    "block scale 1": dict(block_scale=1.0),
     "updates 16": dict(updates=16),
     "updates 4": dict(updates=4),
     "entropy 3e-3": dict(entropy=3e-3),

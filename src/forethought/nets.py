@@ -42,9 +42,11 @@ class BlockDense(eqx.Module):
     weight: Float[Array, "G in+shared out"]
     bias: Float[Array, "G out"]
 
-    def __init__(self, groups: int, inputs: int, outputs: int, *, shared: int = 0, key: PRNGKeyArray):
-        # The repository counts the inputs of all groups, which keeps what goes into a gate small.
-        self.weight = _weights((groups, inputs + shared, outputs), groups * (inputs + shared), 1.0, key=key)
+    def __init__(
+        self, groups: int, inputs: int, outputs: int, *, shared: int = 0, scale: float = 1.0, key: PRNGKeyArray
+    ):
+        # The repository counts the inputs of all groups: an output's variance is 1 / groups, not 1.
+        self.weight = _weights((groups, inputs + shared, outputs), groups * (inputs + shared), scale, key=key)
         self.bias = jnp.zeros((groups, outputs))
 
     def __call__(

@@ -13,7 +13,7 @@ docs/dreamer.md explains every metric and numbers the details with their sources
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -52,6 +52,8 @@ class Config:
     """Units of encoder, decoder, heads, actor and critic."""
     blocks: int = 8
     """Diagonal blocks of the recurrence."""
+    block_scale: float = 1.0
+    """Initial weights of the recurrence's block layers, relative to the repository's."""
     layers: int = 3
     """Layers of encoder, decoder, actor and critic."""
     bins: int = 255
@@ -153,7 +155,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "200m": _size(8192, 1024, 64, 1024),
     "400m": _size(12288, 1536, 96, 1536),
     "cpu": dict(
-        **_size(64, 64, 8, 64), stoch=8, blocks=4, layers=2, bins=63, batch=16, length=16, starts=4,
+        **_size(64, 64, 8, 64), stoch=8, blocks=4, block_scale=2.0, layers=2, bins=63, batch=16, length=16, starts=4,
         envs=4, ticks=4, updates=8, action_repeat=2, prefill=1024, capacity=200_000, gamma=0.99, entropy=0.01,
         learning_rate=1e-3, warmup=100, actor_gradient="auto",
     ),
@@ -280,7 +282,8 @@ def init(cfg: Config, spec: Spec, *, key: PRNGKeyArray) -> State:
     model_key, actor_key, critic_key = jax.random.split(key, 3)
     model = RSSM(
         spec, deter=cfg.deter, hidden=cfg.hidden, stoch=cfg.stoch, classes=cfg.classes, units=cfg.units,
-        blocks=cfg.blocks, layers=cfg.layers, bins=cfg.bins, bin_limit=cfg.bin_limit, key=model_key,
+        blocks=cfg.blocks, layers=cfg.layers, bins=cfg.bins, bin_limit=cfg.bin_limit, block_scale=cfg.block_scale,
+        key=model_key,
     )  # fmt: skip
     features = cfg.deter + cfg.stoch * cfg.classes
     outputs = spec.action.n if isinstance(spec.action, Discrete) else 2 * int(np.prod(spec.action.shape))
@@ -319,66 +322,82 @@ def _objective(
     """The sum of all losses; which parameters a term reaches is said by `frozen` and `stop_gradient`."""
     stop = jax.lax.stop_gradient
     rows = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), rows)  # time leads from here on
-    length, batch = rows.time_step.last.shape
+    step, (length, batch) = rows.time_step, rows.time_step.last.shape
     model_keys, dream_keys = jax.vmap(jax.random.split, out_axes=1)(keys)
-    returns_of = jax.vmap(lambda_returns, (1, 1, 1, 1, None), 1)
 
     # The model filters real windows.
     before = jnp.concatenate([jnp.zeros_like(rows.action[:1]), rows.action[:-1]])
     # A window begins like an episode, in the middle of one too: a void discrete action would pass for action 0.
-    latents, post = params.model.filter(
-        before, rows.time_step.obs, rows.time_step.first.at[0].set(True), key=model_keys
-    )
+    latents, post = params.model.filter(before, step.obs, step.first.at[0].set(True), key=model_keys)
 
     # The actor dreams, from rows evenly spaced over each window.
     places = (jnp.arange(cfg.starts) + 1) * length // cfg.starts - 1
-    starts = _flat(jax.tree.map(lambda x: x[places], (stop(latents), rows)))
-    dream_keys = _flat(jax.vmap(lambda key: jax.random.split(key, cfg.starts), out_axes=1)(dream_keys))
-    dreamer = params.actor if _through_model(cfg, params.actor) else frozen(params.actor)
-
-    dreams, dream_rows = imagine(
-        frozen(params.model), dreamer, starts[0], starts[1].time_step, cfg.horizon,
-        depth=starts[1].depth, policy_version=state.updates, key=dream_keys,
-    )  # fmt: skip
-    reward, factor = rule(dream_rows.time_step)
-    weight = jax.vmap(survival, 1, 1)(factor.at[0].set(dream_rows.time_step.discount[0]))
-    value = loops.in_chunks(frozen(params.critic).value, dreams)
-    returns = returns_of(reward, factor, value, dream_rows.time_step.last, cfg.lam)
-    return_scale = state.return_scale.add(axis.gather(stop(returns), 1), cfg.scale_rate)
+    dream_keys = jax.vmap(lambda key: jax.random.split(key, cfg.starts), out_axes=1)(dream_keys)
+    starts = _flat((*jax.tree.map(lambda x: stop(x)[places], (latents, rows)), dream_keys))
+    dream = _dream(params, cfg, rule, *starts, version=state.updates)
+    return_scale = state.return_scale.add(axis.gather(stop(dream.returns), 1), cfg.scale_rate)
     scale = return_scale.value() if cfg.scale_returns else 1.0
 
     # The critic also learns on the real rows, from what was imagined there.
-    imagined = jnp.where(stop(weight)[0] > 0, stop(returns)[0], 0.0).reshape(-1, batch)
-    boot = stop(params.critic.value(latents)).at[places].set(imagined)
-    real_reward, real_factor = rule(rows.time_step)
-    targets = returns_of(real_reward, real_factor, boot, rows.time_step.last, cfg.lam)
+    promised = jnp.where(stop(dream.weight)[0] > 0, stop(dream.returns)[0], 0.0).reshape(-1, batch)
+    boot = stop(params.critic.value(latents)).at[places].set(promised)
+    targets = _returns(*rule(step), boot, step.last, cfg.lam)
     # Rows that ended have no target, and the window's last does not count: the mean is over T - 1 rows.
-    counts = (~rows.time_step.last).at[-1].set(False) * length / (length - 1)
+    counts = (~step.last).at[-1].set(False) * length / (length - 1)
 
     real, real_terms = loops.chunked(
         lambda nets, seen, data: _real_losses(cfg, state.slow_critic, nets, seen, data),
         (params.model, params.critic),
         _flat((latents, post)),
-        _flat((rows.time_step, counts, jnp.concatenate([targets, targets[-1:]]))),
+        _flat((step, counts, jnp.concatenate([targets, targets[-1:]]))),
     )
     imagined, imagined_terms = loops.chunked(
         lambda nets, returns, data: _imagined_losses(cfg, state.slow_critic, scale, nets, returns, data),
         (params.actor, params.critic),
-        _flat(returns),
-        _flat(jax.tree.map(stop, (dreams, dream_rows.extras, weight, value))),
+        _flat(dream.returns),
+        _flat(jax.tree.map(stop, (dream.latents, dream.raw, dream.weight, dream.value))),
     )
-    metrics = (
-        real_terms
-        | imagined_terms
-        | {
-            "real/staleness": staleness(axis.gather(rows, 1), state.updates),
-            "imagined/return": returns.mean(),
-            "imagined/value": value[1:].mean(),
-            "imagined/return_scale": return_scale.value(),
-            "imagined/survival": weight[-1].mean(),
-        }
-    )
-    return real + imagined, (return_scale, metrics)
+    metrics = {
+        "real/staleness": staleness(axis.gather(rows, 1), state.updates),
+        "imagined/return": dream.returns.mean(),
+        "imagined/value": dream.value[1:].mean(),
+        "imagined/return_scale": return_scale.value(),
+        "imagined/survival": dream.weight[-1].mean(),
+    }
+    return real + imagined, (return_scale, real_terms | imagined_terms | metrics)
+
+
+class Dream(NamedTuple):
+    """N rollouts [H + 1, N] and what they are worth."""
+
+    latents: Latent
+    raw: Array
+    """The actor's samples, before they are brought into bounds."""
+    weight: Float[Array, "H+1 N"]
+    value: Float[Array, "H+1 N"]
+    returns: Float[Array, "H N"]
+
+
+def _dream(
+    params: Params,
+    cfg: Config,
+    rule: Discount,
+    latents: Latent,
+    starts: Step,
+    keys: Key[Array, " N"],
+    *,
+    version: Int[Array, ""],
+) -> Dream:
+    """Imagines from N real rows; a gradient reaches the actor alone, where it learns through the model."""
+    actor = params.actor if _through_model(cfg, params.actor) else frozen(params.actor)
+    dreams, rows = imagine(
+        frozen(params.model), actor, latents, starts.time_step, cfg.horizon,
+        depth=starts.depth, policy_version=version, key=keys,
+    )  # fmt: skip
+    reward, factor = rule(rows.time_step)
+    weight = jax.vmap(survival, 1, 1)(factor.at[0].set(rows.time_step.discount[0]))
+    value = loops.in_chunks(frozen(params.critic).value, dreams)
+    return Dream(dreams, rows.extras, weight, value, _returns(reward, factor, value, rows.time_step.last, cfg.lam))
 
 
 def _real_losses(
@@ -459,6 +478,10 @@ def _actor_loss(
         return -returns / scale - cfg.entropy * entropy, entropy
     advantage = jax.lax.stop_gradient((returns - value) / scale)
     return -dist.log_prob(raw) * advantage - cfg.entropy * entropy, entropy
+
+
+_returns = jax.vmap(lambda_returns, (1, 1, 1, 1, None), 1)
+"""Of rows [T, N]."""
 
 
 def _flat(tree: PyTree) -> PyTree:

@@ -86,7 +86,9 @@ class Recurrence(eqx.Module):
     norm: nets.RMSNorm
     gates: nets.BlockDense
 
-    def __init__(self, deter: int, stoch: int, action: int, hidden: int, blocks: int, *, key: PRNGKeyArray):
+    def __init__(
+        self, deter: int, stoch: int, action: int, hidden: int, blocks: int, block_scale: float, *, key: PRNGKeyArray
+    ):
         if deter % blocks:
             raise ValueError(f"rssm: deter {deter} is not a multiple of blocks {blocks}")
         keys = jax.random.split(key, 5)
@@ -94,9 +96,9 @@ class Recurrence(eqx.Module):
         self.embed_deter = nets.Layer(deter, hidden, key=keys[0])
         self.embed_stoch = nets.Layer(stoch, hidden, key=keys[1])
         self.embed_action = nets.Layer(action, hidden, key=keys[2])
-        self.hidden = nets.BlockDense(blocks, block, block, shared=3 * hidden, key=keys[3])
+        self.hidden = nets.BlockDense(blocks, block, block, shared=3 * hidden, scale=block_scale, key=keys[3])
         self.norm = nets.RMSNorm(blocks, block)
-        self.gates = nets.BlockDense(blocks, block, 3 * block, key=keys[4])
+        self.gates = nets.BlockDense(blocks, block, 3 * block, scale=block_scale, key=keys[4])
 
     def __call__(self, latent: Latent, action: Float[Array, " A"]) -> Float[Array, "G K"]:
         deter, stoch = latent.deter, latent.stoch
@@ -141,6 +143,7 @@ class RSSM(protocols.HeadedModel):
         bins: int = 255,
         bin_limit: float = 20.0,
         unimix: float = 0.01,
+        block_scale: float = 1.0,
         key: PRNGKeyArray,
     ):
         """Draws a model for an environment.
@@ -151,6 +154,7 @@ class RSSM(protocols.HeadedModel):
             layers: of encoder and decoder.
             bins, bin_limit: the reward's two-hot code, symexp of `bins` steps in [-bin_limit, bin_limit].
             unimix: uniform share of every categorical.
+            block_scale: of the initial weights of block-diagonal layers, relative to the repository's.
 
         Raises:
             ValueError: an observation key the encoder cannot take, or a varying duration.
@@ -171,7 +175,7 @@ class RSSM(protocols.HeadedModel):
         flat, tokens = stoch * classes, sum(code.size for code in self.codes)
         features = deter + flat
         act = spec.action.n if isinstance(spec.action, Discrete) else int(np.prod(spec.action.shape))
-        self.recurrence = Recurrence(deter, flat, act, hidden, blocks, key=keys[0])
+        self.recurrence = Recurrence(deter, flat, act, hidden, blocks, block_scale, key=keys[0])
         self.encoder = nets.Trunk(tokens, units, layers, key=keys[1])
         self.prior = nets.MLP(deter, hidden, 2, flat, key=keys[2])
         self.posterior = nets.MLP(deter + units, hidden, 1, flat, key=keys[3])

@@ -26,11 +26,6 @@ FIELDS: dict[str, dict[str, Any]] = {
     "12m": dict(preset="12m"),
     "cpu": dict(preset="cpu"),
     "cpu, 1 device": dict(preset="cpu", devices=1),
-    "without unroll": dict(without="unroll"),
-    "without chunked": dict(without="chunked"),
-    "without inversion": dict(without="inversion"),
-    "without blocks apart": dict(without="blocks apart"),
-    "cpu without computing anew": dict(preset="cpu", without="computing anew"),
 }
 
 
@@ -59,10 +54,28 @@ def test_update(benchmark: Any, name: str) -> None:
     benchmark.extra_info.update(worker.facts | worker.close())
 
 
-def test_update_without_large_pages(benchmark: Any) -> None:
-    worker = harness.Worker([sys.executable, __file__, "{}"])
-    benchmark.pedantic(worker.work, rounds=7, warmup_rounds=2)
-    benchmark.extra_info.update(worker.facts | worker.close())
+TRICKS = {
+    "two devices": dict(devices=1),
+    "chunked": dict(without="chunked"),
+    "inversion": dict(without="inversion"),
+    "blocks apart": dict(without="blocks apart"),
+    "computing anew": dict(preset="cpu", without="computing anew"),
+}
+"""The tricks of docs/performance.md, and how to do without each."""
+
+
+@pytest.mark.parametrize("trick", TRICKS)
+def test_trick(benchmark: Any, trick: str) -> None:
+    """An update with all of them and one without the trick take turns."""
+    fields = {name: x for name, x in TRICKS[trick].items() if name == "preset"}
+    full, lacking = harness.Worker.ours(__file__, json.dumps(fields)), []
+    without = harness.Worker.ours(__file__, json.dumps(TRICKS[trick]))
+    benchmark.pedantic(full.work, setup=lambda: lacking.append(without.work()), rounds=15, warmup_rounds=2)
+    lacking = sorted(lacking[2:])
+    ratio = lacking[len(lacking) // 2] / benchmark.stats.stats.median
+    benchmark.extra_info.update(ratio=ratio, without_seconds=lacking, **full.facts | full.close())
+    without.close()
+    print(f"\nwithout {trick}: x{ratio:.3f}")
 
 
 def leave_out(trick: str) -> None:
@@ -72,9 +85,6 @@ def leave_out(trick: str) -> None:
 
     from forethought import nets
     from forethought.ops import dists, loops
-
-    def scan(step: Any, params: Any, carry: Any, rows: Any) -> Any:
-        return jax.lax.scan(lambda carry, row: step(params, carry, row), carry, rows)
 
     def whole(loss: Any, params: Any, inputs: Any, data: Any) -> Any:
         rows = jax.tree.leaves(inputs)[0].shape[0]
@@ -91,7 +101,6 @@ def leave_out(trick: str) -> None:
         return jnp.einsum("...gi,gio->...go", x, self.weight) + self.bias
 
     place, name, plain = {
-        "unroll": (loops, "unroll", scan),
         "chunked": (loops, "chunked", whole),
         "inversion": (dists, "straight_through", gumbel),
         "blocks apart": (nets.BlockDense, "__call__", joined),

@@ -20,22 +20,20 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from forethought import devices, settings
+from forethought import settings
 
 
 class Worker:
     """A process that answers every request with the seconds that its work took."""
 
-    def __init__(self, command: list[str], **environment: str):
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | environment
-        )
+    def __init__(self, command: list[str]):
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.facts = self._read()
 
     @classmethod
     def ours(cls, file: str, *arguments: str) -> Worker:
-        """A file of bench/ under this python, with its memory in large pages, as the command line has it."""
-        return cls([sys.executable, file, *arguments], GLIBC_TUNABLES=devices.LARGE_PAGES)
+        """A file of bench/ under this python."""
+        return cls([sys.executable, file, *arguments])
 
     def work(self) -> float:
         """Asks for one piece of work and returns its seconds."""

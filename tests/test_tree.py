@@ -68,7 +68,7 @@ def test_every_array_has_its_name():
     names = ["net/trunk/layers/0/dense/weight", "net/trunk/layers/0/dense/bias", "net/trunk/layers/0/norm/scale"]
     names += ["net/output/weight", "net/output/bias", "rest/1", "rest/2"]
     assert list(named) == names
-    assert named["net/output/weight"].shape == (3, 2)
+    assert named["net/output/weight"].shape == (2, 3)
 
 
 def test_parameters_are_counted():

@@ -327,16 +327,5 @@ def _configure_jax(command: str, num_devices: int | None) -> None:
         jax.config.update("jax_compilation_cache_dir", str(Path.home() / ".cache" / "forethought" / "jax"))
 
 
-def start() -> int:
-    """The console command: `main`, in a process that takes its memory in large pages, so that it begins anew, once."""
-    from forethought.devices import LARGE_PAGES
-
-    tunables = os.environ.get("GLIBC_TUNABLES", "")
-    if sys.platform == "linux" and LARGE_PAGES.partition("=")[0] not in tunables:
-        os.environ["GLIBC_TUNABLES"] = f"{tunables}:{LARGE_PAGES}".lstrip(":")
-        os.execv(sys.executable, [sys.executable, "-m", "forethought.cli", *sys.argv[1:]])
-    return main()
-
-
 if __name__ == "__main__":
-    sys.exit(start())
+    sys.exit(main())

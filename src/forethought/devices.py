@@ -18,10 +18,6 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, PyTree
 
-LARGE_PAGES = "glibc.malloc.hugetlb=1"
-"""For the environment variable GLIBC_TUNABLES, which the C library reads when a process begins: memory in large pages.
-XLA asks for fresh memory at every call; to touch it 4 kB at a time takes a tenth of an update (docs/performance.md)."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Axis:

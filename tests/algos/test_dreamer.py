@@ -292,8 +292,7 @@ def seen_by(env, agent, key):
     rows = collect.collect(env, policy, collect.begin(env, policy, 0, key=key), 24, policy_version=agent.updates)[1]
     model, step = agent.params.model, rows.time_step
     before = jnp.concatenate([jnp.zeros_like(rows.action[:1]), rows.action[:-1]])
-    windows = jax.tree.map(lambda x: x[:, None], (before, step.obs, step.first))
-    latents = jax.tree.map(lambda x: x[:, 0], model.filter(*windows, key=key[None])[0])
+    latents, _ = model.filter(model.initial(), before, step.obs, step.first, key=key)
     return step.obs["state"], step.last, rows.action, agent.params.critic.value(latents)
 
 

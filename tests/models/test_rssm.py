@@ -60,14 +60,13 @@ def window(rows, seed=0, action="box", first=(0,)):
 
 @jax.jit
 def filter_window(model, data):
-    """Latents, posteriors and priors of one window, as a batch of one."""
+    """Latents, posteriors and priors of a window."""
     return filtered(model, *data)
 
 
 def filtered(model, before, obs, first):
-    before, obs, first = jax.tree.map(lambda x: x[:, None], (before, obs, first))
-    latents, post = model.filter(before, obs, first, key=KEY[None])
-    return jax.tree.map(lambda x: x[:, 0], (latents, post, model.prior_probs(latents.deter)))
+    latents, post = model.filter(model.initial(), before, obs, first, key=KEY)
+    return latents, post, model.prior_probs(latents.deter)
 
 
 observe = jax.jit(lambda model, latent, action, obs, first, key: model.observe(latent, action, obs, first, key=key))

@@ -328,7 +328,10 @@ def _objective(
     # The model filters real windows.
     before = jnp.concatenate([jnp.zeros_like(rows.action[:1]), rows.action[:-1]])
     # A window begins like an episode, in the middle of one too: a void discrete action would pass for action 0.
-    latents, post = params.model.filter(before, step.obs, step.first.at[0].set(True), key=model_keys)
+    windows = before, step.obs, step.first.at[0].set(True)
+    latents, post = jax.vmap(
+        lambda window, key: params.model.filter(params.model.initial(), *window, key=key), (1, 0), 1
+    )(windows, model_keys)
 
     # The actor dreams, from rows evenly spaced over each window.
     places = (jnp.arange(cfg.starts) + 1) * length // cfg.starts - 1

@@ -13,10 +13,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Key, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 from forethought import nets, protocols
-from forethought.ops import dists, loops, losses
+from forethought.ops import dists, losses
 from forethought.types import Box, Discrete, Outcome, Space, Spec
 
 
@@ -214,32 +214,23 @@ class RSSM(protocols.HeadedModel):
         return {code.key: code.decode(part) for code, part in zip(self.codes, parts, strict=True)}
 
     def filter(
-        self,
-        action: Array,
-        obs: PyTree,
-        first: Bool[Array, "T B"],
-        *,
-        key: Key[Array, " B"],
-    ) -> tuple[Latent, Float[Array, "T B S C"]]:
-        """Observes a batch of windows from the initial latent on; returns latents and posteriors [T, B].
-
-        It takes the batch as a whole, since the gradients of its weights are sums over all of its rows (`unroll`).
+        self, latent: Latent, action: Array, obs: PyTree, first: Bool[Array, " T"], *, key: PRNGKeyArray
+    ) -> tuple[Latent, Float[Array, "T S C"]]:
+        """Observes a window of T rows at once; returns latents and posteriors [T].
 
         Args:
-            action: [T, B, ...], entry t is what was done at row t - 1.
-            obs: dict of [T, B, ...].
-            first: where set, everything before is forgotten and gets no gradient.
-            key: [B], one per window.
+            latent: before the window.
+            action: [T, ...], entry t is what was done at row t - 1; void at entry 0 unless `latent` is real.
+            obs: dict of [T, ...].
+            first: [T]; where set, everything before is forgotten and gets no gradient.
         """
-        length, batch = first.shape
-        keys = jax.vmap(lambda key: jax.random.split(key, length), out_axes=1)(key)
 
-        def step(model: RSSM, latent: Latent, row: tuple[Array, ...]) -> tuple[Latent, tuple[Latent, Array]]:
-            latent, post = jax.vmap(model._observe)(latent, *row)
+        def step(latent: Latent, row: tuple[Array, ...]) -> tuple[Latent, tuple[Latent, Array]]:
+            latent, post = self._observe(latent, *row)
             return latent, (latent, post)
 
-        initial = jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *x.shape)), self.initial())
-        return loops.unroll(step, self, initial, (action, self._tokens(obs), first, keys))[1]
+        keys = jax.random.split(key, first.shape[0])
+        return jax.lax.scan(step, latent, (action, self._tokens(obs), first, keys))[1]
 
     def prior_probs(self, deter: Float[Array, "*batch G K"]) -> Float[Array, "*batch S C"]:
         """The distribution of `stoch` before anything is observed."""

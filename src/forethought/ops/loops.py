@@ -1,7 +1,4 @@
-"""Loops that are cheap to differentiate: `unroll` for recurrences, `chunked` for losses over many rows.
-
-Both compute what plain automatic differentiation of a scan or of one large batch would, up to rounding.
-"""
+"""Losses and heads over many rows, a cache-sized chunk at a time: equal to one large batch, up to rounding."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,52 +9,6 @@ from jaxtyping import Array, Float, PyTree
 
 CHUNK = 512
 """Rows that are worked on at a time: of a network of size 1m, what they need stays in a core's cache."""
-
-
-def unroll(
-    step: Callable[[Any, Any, Any], tuple[Any, Any]], params: PyTree, carry: PyTree, rows: PyTree
-) -> tuple[PyTree, PyTree]:
-    """Scans carry, out = step(params, carry, row) over rows [T, ...]; returns the last carry and outs [T, ...].
-
-    Differentiated as it stands, a scan adds an outer product of a few rows to the gradient of every weight at every
-    step. Here the loop backwards carries only the gradient of the carry from step to step,
-
-        slope[t - 1] = (d step[t] / d carry)^T (slope[t], d out[t])
-
-    and when all slopes are known, the gradients of weights and rows are those of all T steps as one batch.
-
-    Args:
-        step: may batch inside; `carry` holds floating-point arrays only.
-    """
-
-    def scan(params: PyTree, carry: PyTree, rows: PyTree) -> Any:
-        return jax.lax.scan(lambda carry, row: step(params, carry, row), carry, rows)
-
-    def forward(params: PyTree, carry: PyTree, rows: PyTree) -> Any:
-        def nudged(carry: Any, row: Any) -> Any:
-            row, nudge = row
-            later, out = step(params, carry, row)
-            return jax.tree.map(jnp.add, later, nudge), (out, carry)
-
-        def loop(carry: PyTree, nudges: PyTree) -> Any:
-            later, (out, before) = jax.lax.scan(nudged, carry, (rows, nudges))
-            return (later, out), before
-
-        length = jax.tree.leaves(rows)[0].shape[0]
-        nudges = jax.tree.map(lambda x: jnp.zeros((length, *x.shape), x.dtype), carry)  # their slopes are the carry's
-        result, pull, before = jax.vjp(loop, carry, nudges, has_aux=True)
-        return result, (pull, params, before, rows)
-
-    def backward(saved: Any, slopes: Any) -> Any:
-        pull, params, before, rows = saved
-        carry_slope, later_slopes = pull(slopes)
-        steps = lambda params, rows: jax.vmap(step, (None, 0, 0))(params, before, rows)  # noqa: E731
-        params_slope, rows_slope = jax.vjp(steps, params, rows)[1]((later_slopes, slopes[1]))
-        return params_slope, carry_slope, rows_slope
-
-    run = jax.custom_vjp(scan)
-    run.defvjp(forward, backward)
-    return run(params, carry, rows)
 
 
 def in_chunks(function: Callable[[Any], Any], rows: PyTree, size: int = CHUNK) -> PyTree:

@@ -58,7 +58,6 @@ TRICKS = {
     "two devices": dict(devices=1),
     "chunked": dict(without="chunked"),
     "inversion": dict(without="inversion"),
-    "blocks apart": dict(without="blocks apart"),
     "computing anew": dict(preset="cpu", without="computing anew"),
 }
 """The tricks of docs/performance.md, and how to do without each."""
@@ -83,7 +82,6 @@ def leave_out(trick: str) -> None:
     import jax
     import jax.numpy as jnp
 
-    from forethought import nets
     from forethought.ops import dists, loops
 
     def whole(loss: Any, params: Any, inputs: Any, data: Any) -> Any:
@@ -94,16 +92,9 @@ def leave_out(trick: str) -> None:
         sample = jax.nn.one_hot(jax.random.categorical(key, jnp.log(probs)), probs.shape[-1])
         return sample + (probs - jax.lax.stop_gradient(probs))
 
-    def joined(self: nets.BlockDense, x: Any, shared: Any = None) -> Any:
-        if shared is not None:
-            shared = jnp.broadcast_to(shared[..., None, :], (*x.shape[:-1], shared.shape[-1]))
-            x = jnp.concatenate([x, shared], -1)
-        return jnp.einsum("...gi,gio->...go", x, self.weight) + self.bias
-
     place, name, plain = {
         "chunked": (loops, "chunked", whole),
         "inversion": (dists, "straight_through", gumbel),
-        "blocks apart": (nets.BlockDense, "__call__", joined),
         "computing anew": (jax, "checkpoint", lambda function: function),
     }[trick]
     setattr(place, name, plain)

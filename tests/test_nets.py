@@ -33,13 +33,6 @@ def test_block_dense_is_a_block_diagonal_matrix():
     np.testing.assert_allclose(layer(jnp.asarray(x)).reshape(5, 6), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_shared_inputs_reach_every_block():
-    layer, own, shared = nets.BlockDense(3, 4, 2, shared=5, key=KEY), normal(6, 3, 4), normal(6, 5, seed=1)
-    weight = np.asarray(layer.weight)
-    expected = np.stack([own[:, g] @ weight[g, :4] + shared @ weight[g, 4:] for g in range(3)], 1)
-    np.testing.assert_allclose(layer(jnp.asarray(own), jnp.asarray(shared)), expected, rtol=1e-5, atol=1e-6)
-
-
 def test_rms_norm_over_two_axes_is_that_of_the_flattened_array():
     x = jnp.asarray(normal(5, 3, 4))
     np.testing.assert_allclose(nets.RMSNorm(3, 4)(x).reshape(5, 12), nets.RMSNorm(12)(x.reshape(5, 12)), rtol=1e-6)
@@ -78,8 +71,8 @@ def test_weights_have_variance_one_over_fan_in(scale):
     # 40,000 draws: the standard deviation of their standard deviation is below 0.5 %.
     assert weight.std() == pytest.approx(scale, rel=0.02)
     assert np.abs(weight).max() <= scale * 2 / scipy.stats.truncnorm(-2, 2).std() * (1 + 1e-6)
-    # 4 groups with 80 inputs of their own and 20 shared ones: the fan-in is that of all groups, 400.
-    blocks = np.asarray(nets.BlockDense(4, 80, 100, shared=20, key=KEY).weight)
+    # The fan-in is that of all groups, 400.
+    blocks = np.asarray(nets.BlockDense(4, 100, 100, key=KEY).weight)
     assert blocks.std() * 20 == pytest.approx(1, rel=0.02)
 
 

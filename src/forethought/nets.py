@@ -33,28 +33,18 @@ class Dense(eqx.Module):
 
 
 class BlockDense(eqx.Module):
-    """A dense layer with a block-diagonal matrix: G groups, each of which sees its own inputs and the shared ones.
+    """A dense layer with a block-diagonal matrix: G groups of inputs, each to its own group of outputs."""
 
-    The weight holds the rows of a group's own inputs first. Groups are multiplied apart from what they share, because
-    joining the two would copy the shared inputs G times.
-    """
-
-    weight: Float[Array, "G in+shared out"]
+    weight: Float[Array, "G in out"]
     bias: Float[Array, "G out"]
 
-    def __init__(
-        self, groups: int, inputs: int, outputs: int, *, shared: int = 0, scale: float = 1.0, key: PRNGKeyArray
-    ):
+    def __init__(self, groups: int, inputs: int, outputs: int, *, scale: float = 1.0, key: PRNGKeyArray):
         # The repository counts the inputs of all groups: an output's variance is 1 / groups, not 1.
-        self.weight = _weights((groups, inputs + shared, outputs), groups * (inputs + shared), scale, key=key)
+        self.weight = _weights((groups, inputs, outputs), groups * inputs, scale, key=key)
         self.bias = jnp.zeros((groups, outputs))
 
-    def __call__(
-        self, x: Float[Array, "*batch G in"], shared: Float[Array, "*batch shared"] | None = None
-    ) -> Float[Array, "*batch G out"]:
-        own = x.shape[-1]
-        out = jnp.einsum("...gi,gio->...go", x, self.weight[:, :own]) + self.bias
-        return out if shared is None else out + jnp.einsum("...i,gio->...go", shared, self.weight[:, own:])
+    def __call__(self, x: Float[Array, "*batch G in"]) -> Float[Array, "*batch G out"]:
+        return jnp.einsum("...gi,gio->...go", x, self.weight) + self.bias
 
 
 class RMSNorm(eqx.Module):

@@ -96,14 +96,15 @@ class Recurrence(eqx.Module):
         self.embed_deter = nets.Layer(deter, hidden, key=keys[0])
         self.embed_stoch = nets.Layer(stoch, hidden, key=keys[1])
         self.embed_action = nets.Layer(action, hidden, key=keys[2])
-        self.hidden = nets.BlockDense(blocks, block, block, shared=3 * hidden, scale=block_scale, key=keys[3])
+        self.hidden = nets.BlockDense(blocks, block + 3 * hidden, block, scale=block_scale, key=keys[3])
         self.norm = nets.RMSNorm(blocks, block)
         self.gates = nets.BlockDense(blocks, block, 3 * block, scale=block_scale, key=keys[4])
 
     def __call__(self, latent: Latent, action: Float[Array, " A"]) -> Float[Array, "G K"]:
         deter, stoch = latent.deter, latent.stoch
         inputs = (self.embed_deter(deter.ravel()), self.embed_stoch(stoch.ravel()), self.embed_action(action))
-        hidden = jax.nn.silu(self.norm(self.hidden(deter, jnp.concatenate(inputs))))
+        inputs = jnp.broadcast_to(jnp.concatenate(inputs), (len(deter), self.hidden.weight.shape[1] - deter.shape[1]))
+        hidden = jax.nn.silu(self.norm(self.hidden(jnp.concatenate([deter, inputs], -1))))
         reset, candidate, update = jnp.split(self.gates(hidden), 3, -1)
         candidate = jnp.tanh(jax.nn.sigmoid(reset) * candidate)
         update = jax.nn.sigmoid(update - 1.0)  # starts by remembering

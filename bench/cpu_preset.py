@@ -1,13 +1,12 @@
 """Tries the cpu preset and its neighbours on pure environments, many seeds at once.
 
-    python bench/cpu_preset.py --seeds 10 --out bench/results/cpu_preset.json
+    python bench/cpu_preset.py --seeds 10 --out docs/results/cpu_preset.json
 
 A variant changes one thing of the preset. Every seed is trained for the same simulator steps and then plays greedily;
 each finished (environment, variant) is written at once, and the same command goes on with those that are missing.
 """
 
 import argparse
-import dataclasses
 import json
 import time
 from pathlib import Path
@@ -101,7 +100,7 @@ def main() -> None:
             args.out.parent.mkdir(parents=True, exist_ok=True)
             args.out.write_text(json.dumps({"results": found}, indent=1) + "\n")
             print(f"{name} {variant}: {played.mean():.0f}, seeds {np.sort(played).round()}, {seconds * 1e3:.0f} ms, "
-                  f"{dataclasses.asdict(cfg)['updates']} updates", flush=True)  # fmt: skip
+                  f"{cfg.updates} updates", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -367,7 +367,9 @@ def _objective(
         "imagined/return_scale": return_scale.value(),
         "imagined/survival": dream.weight[-1].mean(),
     }
-    return real + imagined, (return_scale, real_terms | imagined_terms | metrics)
+    metrics = {**real_terms, **imagined_terms, **metrics}
+    assert {name for name in metrics if "/loss/" in name} == _weights(cfg).keys(), sorted(metrics)
+    return real + imagined, (return_scale, metrics)
 
 
 class Dream(NamedTuple):
@@ -450,7 +452,14 @@ def _weighted(
     cfg: Config, terms: dict[str, Float[Array, " N"]], shape: tuple[int, ...]
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
     """The weighted sum of the means of losses, and the means."""
-    weights = {
+    assert all(term.shape == shape for term in terms.values()), {k: v.shape for k, v in terms.items()}
+    weights, means = _weights(cfg), {name: term.mean() for name, term in terms.items()}
+    return jnp.stack([weights[name] * means[name] for name in terms]).sum(), means
+
+
+def _weights(cfg: Config) -> dict[str, float]:
+    """The weight of every loss."""
+    return {
         "real/loss/dynamics": cfg.dynamics_weight,
         "real/loss/representation": cfg.representation_weight,
         "real/loss/obs": 1.0,
@@ -460,9 +469,6 @@ def _weighted(
         "imagined/loss/actor": 1.0,
         "imagined/loss/critic": 1.0,
     }
-    assert all(term.shape == shape for term in terms.values()), {k: v.shape for k, v in terms.items()}
-    means = {name: term.mean() for name, term in terms.items()}
-    return jnp.stack([weights[name] * means[name] for name in terms]).sum(), means
 
 
 def _actor_loss(

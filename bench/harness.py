@@ -28,7 +28,7 @@ class Worker:
 
     def __init__(self, command: list[str]):
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.facts = self._read()
+        self.facts = self.read()
 
     @classmethod
     def ours(cls, file: str, *arguments: str) -> Worker:
@@ -37,25 +37,34 @@ class Worker:
 
     def work(self) -> float:
         """Asks for one piece of work and returns its seconds."""
+        return together([self])[0]
+
+    def ask(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write("go\n")
         self.process.stdin.flush()
-        return self._read()
 
     def close(self) -> dict[str, Any]:
         """Ends the process; returns its last words, `peak_bytes` among them."""
         assert self.process.stdin is not None
         self.process.stdin.close()
-        facts = self._read()
+        facts = self.read()
         self.process.wait()
         return facts
 
-    def _read(self) -> Any:
+    def read(self) -> Any:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
             raise RuntimeError(f"{self.process.args} ended with status {self.process.wait()}")
         return json.loads(line)
+
+
+def together(workers: list[Worker]) -> list[float]:
+    """Asks several for a piece of work each, at the same time; returns their seconds."""
+    for worker in workers:
+        worker.ask()
+    return [worker.read() for worker in workers]
 
 
 def serve(work: Callable[[], Any], **facts: Any) -> None:

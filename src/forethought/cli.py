@@ -1,4 +1,4 @@
-"""The command line: train, resume, evaluate, look at a run, and check an environment.
+"""The command line: train, resume, evaluate, look at a run, check an environment, and run a study.
 
 Exit status: 0 success, 1 a check that was asked for does not hold, 2 bad input or a failure, with one line on
 stderr; 130 and 143 for a run that SIGINT or SIGTERM stopped after a checkpoint.
@@ -148,7 +148,29 @@ def _check(args: Any, begin: float) -> tuple[int, Any]:
     return (0 if found.ok else 1), found.as_dict()
 
 
-COMMANDS = {"train": _train, "demo": _demo, "eval": _eval, "report": _report, "check": _check}
+def _study(args: Any, begin: float) -> tuple[int, Any]:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    from forethought import settings
+    from forethought.studies import alignment, alignment_report, alignment_run
+
+    questions = alignment.quick() if args.quick else alignment.design()
+    episodes = args.episodes or (300 if args.quick else 2000)
+    columns = (BarColumn(), TextColumn("{task.completed}/{task.total} {task.description}"))
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=_console(args)) as bar:
+        task = bar.add_task("", total=None)
+        say = lambda done, of, what: bar.update(task, completed=done, total=of, description=what)  # noqa: E731
+        found = alignment_run.run(args.out, questions, seeds=args.seeds, episodes=episodes, progress=say)
+    about = {"versions": settings.versions(), "git": settings.git_commit()}
+    said = alignment_report.results(found, questions) | about
+    alignment_report.save(args.out, said)
+    path = alignment_report.write(args.out, found, questions, said)
+    seconds = time.monotonic() - begin
+    _console(args).print(f"{len(found)} conditions, {args.seeds} seeds each, {seconds:.0f} s in all; look at {path}")
+    return 0, {"seconds": seconds, "conditions": len(found), "results": str(args.out / "results.json")}
+
+
+COMMANDS = {"train": _train, "demo": _demo, "eval": _eval, "report": _report, "check": _check, "study": _study}
 ENV_ARG = "handed to whatever makes the environment; may be given several times"
 SETTINGS = (
     *("algorithm", "env", "steps", "seed", "preset", "processes", "devices"),
@@ -189,6 +211,13 @@ def _parser(arguments: Sequence[str]) -> Parser:
 
     report = commands.add_parser("report", help="write DIR/report.html anew")
     report.add_argument("directories", type=Path, nargs="+", metavar="DIR")
+
+    study = commands.add_parser("study", help="run a study, or go on with one: results.json, every seed, and a page")
+    study.add_argument("name", choices=("alignment",), help="which")
+    study.add_argument("--out", type=Path, required=True, help="the study's directory")
+    study.add_argument("--seeds", type=_positive, default=32, help="of each condition (default: 32)")
+    study.add_argument("--episodes", type=_positive, help="of each run (default: 2000, quick: 300)")
+    study.add_argument("--quick", action="store_true", help="the stages alone, with one way to learn a policy")
 
     check = commands.add_parser("check", help="say what becomes of an environment's spaces, and find its faults")
     check.add_argument("env", metavar="ENV")
@@ -317,7 +346,7 @@ def _configure_jax(command: str, num_devices: int | None) -> None:
 
     from forethought.devices import cpu_devices
 
-    if command in ("train", "demo"):
+    if command in ("train", "demo", "study"):
         with suppress(RuntimeError):  # jax has started: whoever calls `main` from Python has chosen
             cpu_devices(num_devices)
     if command == "demo":  # two thirds of the time to compile, and code as fast for networks this small

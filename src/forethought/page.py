@@ -5,8 +5,10 @@ from __future__ import annotations
 import html
 import importlib.resources
 import json
+import os
 import string
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,6 +50,14 @@ def render(title: str, header: Html, sections: Mapping[str, Html]) -> str:
     )
 
 
+def write(path: Path, text: str) -> Path:
+    """Writes a page; an older one stays until the new one is whole."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
+    return path
+
+
 def missing(what: str) -> Html:
     return tag("p", f"Not measured: {what}.", class_="missing")
 
@@ -61,7 +71,8 @@ def data(kind: str, value: Mapping[str, Any]) -> Html:
 
 
 def plot(traces: list[dict[str, Any]], *, x: str, y: str = "", title: str = "", **layout: Any) -> Html:
-    """One set of axes. `layout`: shade [from, to] in x, levels {name: y}, range [low, high] of y."""
+    """One set of axes. `layout`: shade [from, to] in x, levels {name: y}, range [low, high] of y, legend True where
+    the figure's legend says what the places of x are."""
     heading = [tag("h4", title)] if title else []
     return tag("div", *heading, data("plot", {"traces": traces, "x": x, "y": y, **layout}))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,10 +30,7 @@ def write(directory: Path) -> Path:
     record = read(directory)
     title = f"{record.config.get('algorithm', 'run')} on {record.config.get('env', 'an unnamed environment')}"
     text = page.render(title, _header(record, title), {name: body(record) for name, body in SECTIONS.items()})
-    path, partial = directory / "report.html", directory / "report.html.partial"
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
-    return path
+    return page.write(directory / "report.html", text)
 
 
 def _header(record: Record, title: str) -> Html:

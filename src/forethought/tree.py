@@ -7,7 +7,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 
 def frozen(tree: Any) -> Any:
@@ -24,7 +24,7 @@ def select(where: Bool[Array, "*batch"], this: PyTree, that: PyTree) -> PyTree:
     return jax.tree.map(pick, this, that)
 
 
-def polyak(target: Any, online: Any, rate: float) -> Any:
+def polyak(target: Any, online: Any, rate: float | Float[Array, ""]) -> Any:
     """Moves the arrays of `target` a share `rate` of the way to `online`."""
     return jax.tree.map(lambda t, o: t + rate * (o - t) if eqx.is_inexact_array(t) else t, target, online)
 

@@ -36,6 +36,10 @@ function traces(data) {
         marker: { color: faded(ink, 0.6), size: 4 }, line: { color: ink, width: 1.5 }, hoverinfo: "y" });
       continue;
     }
+    if (trace.bar !== undefined) {
+      list.push({ type: "bar", x: [name], y: [trace.bar], marker: { color: faded(ink, 0.7) }, hovertemplate: "%{y}<extra></extra>" });
+      continue;
+    }
     if (trace.band) {
       const floor = Math.min(...trace.y.filter(y => y > 0)) / 10;
       const edge = y => data.log && y !== null ? Math.max(y, floor) : y;
@@ -57,7 +61,7 @@ function traces(data) {
 function layout(data, width) {
   const soft = colour("soft"), axis = { gridcolor: colour("line"), zeroline: false, automargin: true, nticks: 6,
     fixedrange: touch, linecolor: colour("line"), title: { font: { size: 11 }, standoff: 6 } };
-  const boxes = data.traces.some(trace => trace.box);
+  const boxes = data.traces.some(trace => trace.box || trace.bar !== undefined);
   const levels = Object.entries(data.levels ?? {});
   return {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, hovermode: boxes ? "closest" : "x unified",
@@ -65,6 +69,7 @@ function layout(data, width) {
     font: { family: getComputedStyle(document.body).fontFamily, size: 11, color: soft },
     modebar: { bgcolor: "rgba(0,0,0,0)", color: soft, activecolor: colour("ink") }, margin: { l: 8, r: 10, t: 8, b: 8 }, dragmode: touch ? false : "zoom", height: 210, width,
     xaxis: { ...axis, nticks: 5, title: { ...axis.title, text: plain(data.x) }, showgrid: false, ticks: boxes ? "" : "outside",
+      showticklabels: !data.legend,
       tickcolor: colour("line"), type: boxes ? "category" : "linear" },
     yaxis: { ...axis, title: { ...axis.title, text: plain(data.y) }, type: data.log ? "log" : "linear",
       tickformat: "~g", ...(data.range && { range: data.range }) },

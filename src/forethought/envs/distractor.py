@@ -70,6 +70,14 @@ class Distractor(AbstractEnv):
         reward = 1 - vector[0] ** 2 - vector[1] ** 2
         return state, next_step({"obs": vector}, reward, elapsed=state.elapsed, time_limit=self.horizon)
 
+    def open_loop_return(self, spread: float = 0.0) -> float:
+        """The expected undiscounted return of actions a ~ N(0, spread^2) whatever is seen: 0 does nothing."""
+        lost, variances = 0.0, np.full(2, self.spread**2)
+        for _ in range(self.horizon):
+            variances = np.array([0.8, self.persistence]) ** 2 * variances + [0.25 * spread**2, 0] + self.noise**2
+            lost += variances.sum()
+        return float(self.horizon - lost)
+
     def optimal_return(self) -> float:
         """The expected undiscounted return of an episode under the best policy, exact to about 1e-6.
 

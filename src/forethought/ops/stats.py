@@ -1,7 +1,9 @@
-"""Statistics that are carried along: running mean and variance, and the percentile scale of returns."""
+"""Statistics: what is carried along while training, and what is said of many seeds afterwards."""
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
+import scipy.stats
 from jaxtyping import Array, Float
 
 
@@ -53,3 +55,26 @@ class ReturnScale(eqx.Module):
     def value(self) -> Float[Array, ""]:
         """What advantages are divided by: at least 1, so that small returns are not blown up to noise."""
         return jnp.maximum(1.0, self.high - self.low)
+
+
+def iqm(x: Float[np.ndarray, "S *rest"]) -> Float[np.ndarray, "*rest"]:
+    """The interquartile mean over seeds: the mean of the middle half (Agarwal et al. 2021, sec. 4)."""
+    return scipy.stats.trim_mean(x, 0.25, 0)
+
+
+def iqm_interval(
+    x: Float[np.ndarray, " S"], *, rng: np.random.Generator, level: float = 0.95
+) -> tuple[float, float] | None:
+    """A percentile-bootstrap interval of the interquartile mean over S seeds; None for fewer than 5."""
+    if len(x) < 5:
+        return None
+    drawn = np.sort(rng.choice(x, (2000, len(x))), 1)
+    low, high = np.quantile(iqm(drawn.T), [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def discordant(a: np.ndarray, b: np.ndarray) -> tuple[int, int, float]:
+    """Of paired events: how often only a, how often only b, and McNemar's exact two-sided p for their being equal."""
+    only_a, only_b = int(np.sum(a & ~b)), int(np.sum(b & ~a))
+    tried = only_a + only_b
+    return only_a, only_b, float(scipy.stats.binomtest(only_a, tried, 0.5).pvalue) if tried else 1.0

@@ -6,9 +6,10 @@ import contextlib
 import difflib
 import functools
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from forethought.envs.distract import distract as distracted
 from forethought.envs.host import EnvironmentFault as EnvironmentFault
 from forethought.envs.host import HostBatch as HostBatch
 from forethought.envs.pure import Repeated
@@ -45,6 +46,7 @@ def make(
     action_repeat: int = 1,
     unit: str = "decision",
     time_limit: int | None = None,
+    distract: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> AbstractEnv | HostBatch:
     """Makes an environment from a name, an instance or a function.
@@ -57,19 +59,22 @@ def make(
     One decision takes `action_repeat` simulator steps and lasts 1 in the unit 'decision', or, in host environments,
     the steps really taken in the unit 'simulator step'. For host environments: `num` copies on `processes` worker
     processes (0: in this one); the seed of an episode is a function of (seed, environment, episode); `time_limit`
-    truncates after that many decisions. A pure environment is returned unbatched, so `num`, `seed` and `processes`
+    truncates after that many decisions. `distract` adds distractors, such as dict(kind="relevant", dims=8,
+    dynamics="sine"); see `envs.distract`. A pure environment is returned unbatched, so `num`, `seed` and `processes`
     are the caller's affair.
 
     Raises, in one line, ValueError for an unknown name (with the nearest ones) or a setting that does not fit, and
     EnvironmentFault where the environment itself raises when it is made.
     """
     rules = Rules(action_repeat, unit, time_limit)
-    pure = made_pure(env, kwargs)
+    pure = made_pure(env, kwargs, distract)
     if pure is not None:
         if (rules.unit, rules.time_limit) != (Rules().unit, Rules().time_limit):
             raise ValueError("unit and time_limit are for host environments; a pure one has fields of its own")
         return pure if action_repeat == 1 else Repeated(pure, action_repeat)
     makers = _makers(env, num, processes, kwargs)
+    if distract is not None:
+        makers = [functools.partial(_distracted, maker, dict(distract)) for maker in makers]
     return HostBatch(makers, seed=seed, rules=rules, processes=processes)
 
 
@@ -83,8 +88,15 @@ def names() -> list[str]:
         return [*PURE]
 
 
-def made_pure(env: Any, kwargs: dict[str, Any]) -> AbstractEnv | None:
-    """The pure environment that `env` is or names; None: it runs on the host. Raises as `make` does."""
+def made_pure(env: Any, kwargs: dict[str, Any], distract: Mapping[str, Any] | None = None) -> AbstractEnv | None:
+    """The pure environment that `env` is or names; None: it runs on the host. Raises as `make` does.
+
+    `distract` may stand among `kwargs`, which `make` is given."""
+    kwargs = dict(kwargs)
+    distract = kwargs.pop("distract", distract)
+    if distract is not None:
+        pure = made_pure(env, kwargs)
+        return pure if pure is None else distracted(pure, **distract)
     if not isinstance(env, str):
         return env if isinstance(env, AbstractEnv) else None
     import gymnasium
@@ -133,6 +145,10 @@ def _makers(env: Any, num: int, processes: int, kwargs: dict[str, Any]) -> Seque
         kind = type(env).__name__
         raise ValueError(f"env: a {kind} is no environment; give a name, a gymnasium.Env or a function that makes one")
     return [functools.partial(gym.single, env, kwargs)] * num
+
+
+def _distracted(maker: Maker, settings: dict[str, Any]) -> AbstractSingle:
+    return distracted(maker(), **settings)
 
 
 def _dmc(domain: str, task: str, kwargs: dict[str, Any]) -> AbstractSingle:

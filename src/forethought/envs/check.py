@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -94,6 +94,7 @@ def check(
     action_repeat: int = 1,
     unit: str = "decision",
     time_limit: int | None = None,
+    distract: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> CheckReport:
     """Runs one environment with random actions, twice with the same seed, and reports what it finds.
@@ -118,7 +119,8 @@ def check(
         except ValueError as error:
             return CheckReport(str(env), unit, None, (), (Finding("space", "error", str(error)),), 0, 0)
         env = probe
-    made = make(env, seed=seed, action_repeat=action_repeat, unit=unit, time_limit=time_limit, **kwargs)
+    settings: Any = dict(action_repeat=action_repeat, unit=unit, time_limit=time_limit, distract=distract)
+    made = make(env, seed=seed, **settings, **kwargs)
     host = made if isinstance(made, HostBatch) else Hosted(made, 1, key=jax.random.key(seed))
     try:
         return _report(host, probe, seed, steps)

@@ -30,6 +30,14 @@ TINY = dreamer.Config(
 CASES = {
     "reinforce": (tabular.corridor(4, time_limit=6), TINY),
     "dynamics": (Distractor(action_bound=1.0), dataclasses.replace(TINY, actor_gradient="dynamics")),
+    "own encoder": (
+        tabular.corridor(4, time_limit=6),
+        dataclasses.replace(TINY, policy_encoder="own", alignment="partial", shared=5),
+    ),
+    "own encoder, dynamics": (
+        Distractor(action_bound=1.0),
+        dataclasses.replace(TINY, actor_gradient="dynamics", policy_encoder="own", alignment="contrast"),
+    ),
 }
 cases = pytest.mark.parametrize("case", CASES)
 
@@ -87,15 +95,17 @@ def test_each_loss_trains_what_it_says(case, losses_with_gradients):
     """The header of `dreamer`: gradients of the single losses, which `update` returns, in every group of weights."""
     cfg, _, rows, _, agent = begun(case)
     seen = {"model/recurrence", "model/encoder", "model/posterior"}
+    own = {"sight/encoder"} if cfg.policy_encoder == "own" else set()
     reach = {
         "real/loss/dynamics": seen | {"model/prior"},
         "real/loss/representation": seen,
         "real/loss/obs": seen | {"model/decoder"},
         "real/loss/reward": seen | {"model/reward"},
         "real/loss/discount": seen | {"model/discount"},
-        "real/loss/replay_critic": seen | {"critic/net"},
-        "imagined/loss/actor": {"actor/net"},
-        "imagined/loss/critic": {"critic/net"},
+        "real/loss/replay_critic": (own or seen) | {"critic/net"},
+        "real/loss/alignment": own and own | {"model/encoder"},
+        "imagined/loss/actor": own | {"actor/net"},
+        "imagined/loss/critic": own | {"critic/net"},
     }
     assert set(reach) == {name for name in dreamer.METRICS if "/loss/" in name}
 
@@ -107,6 +117,34 @@ def test_each_loss_trains_what_it_says(case, losses_with_gradients):
     for place, (name, expected) in enumerate(reach.items()):
         moved = {"/".join(array.split("/")[:2]) for array, slope in slopes.items() if np.any(slope[place] != 0)}
         assert moved == expected, name
+
+
+def test_only_the_shared_dimensions_of_both_codes_are_aligned(losses_with_gradients):
+    cfg, _, rows, _, agent = begun("own encoder")
+
+    def loss(params):
+        return dreamer.update(cfg, dataclasses.replace(agent, params=params), rows, RULE, key=KEY)[1][
+            "real/loss/alignment"
+        ]
+
+    slopes = jax.jit(jax.grad(loss))(agent.params)
+    for encoder in (slopes.model.encoder, slopes.sight.encoder):
+        moved = np.asarray(encoder.layers[-1].norm.scale) != 0
+        assert moved[: cfg.shared].any() and not moved[cfg.shared :].any()
+
+
+def test_a_policy_with_its_own_encoder_acts_on_what_is_observed_and_dreams_on_what_is_decoded():
+    cfg, _, rows, _, agent = begun("own encoder, dynamics")
+    policy = dreamer.policy(cfg, agent, greedy=True)
+    step = jax.tree.map(lambda x: x[0, 0], rows.time_step)
+    blind = eqx.tree_at(lambda p: p.model, policy, jax.tree.map(lambda x: 0 * x, policy.model))
+    assert policy(policy.initial(), step, key=KEY)[1].action == blind(blind.initial(), step, key=KEY)[1].action
+    model, params = agent.params.model, agent.params
+    latent = model.observe(model.initial(), jnp.zeros(1), step.obs, jnp.ones((), bool), key=KEY)
+    decoded = dataclasses.replace(step, obs=model.decode(latent.features()))
+    for_real = policy.actor.dist(params.sight(latent.features(), lambda: model.observation(decoded.obs)))
+    dreaming = dreamer.Dreaming(model, params.sight, params.actor)(latent, key=KEY)
+    assert dreaming.extras == pytest.approx(float(for_real.sample(key=KEY)[0]), abs=1e-4)  # symlog of symexp
 
 
 def test_the_actors_gradient_forgets_the_unit_of_reward(losses_with_gradients):
@@ -293,7 +331,7 @@ def seen_by(env, agent, key):
     model, step = agent.params.model, rows.time_step
     before = jnp.concatenate([jnp.zeros_like(rows.action[:1]), rows.action[:-1]])
     latents, _ = model.filter(model.initial(), before, step.obs, step.first, key=key)
-    return step.obs["state"], step.last, rows.action, agent.params.critic.value(latents)
+    return step.obs["state"], step.last, rows.action, agent.params.critic.value(latents.features())
 
 
 @pytest.fixture(scope="module")

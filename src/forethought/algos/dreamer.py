@@ -7,6 +7,9 @@ authors' repository. Three things are learned, and each loss says from what:
     imagined rollouts ->  actor, critic
     real windows, with imagined returns as targets  ->  critic, and the model through its latents (replay_critic)
 
+Actor and critic read the model's latents, or (policy_encoder "own") an encoder of their own, which may be aligned with
+the model's.
+
 docs/dreamer.md explains every metric and numbers the details with their sources.
 """
 
@@ -26,8 +29,10 @@ from forethought import nets
 from forethought.collect import check_legal
 from forethought.devices import ALONE, Axis
 from forethought.imagine import imagine
+from forethought.models.actor_critic import Actor, Critic
 from forethought.models.rssm import RSSM, Latent
-from forethought.ops import dists, loops, losses
+from forethought.models.sight import Alignment, Sight, alignment
+from forethought.ops import loops, losses
 from forethought.ops.returns import lambda_returns, survival
 from forethought.ops.stats import ReturnScale
 from forethought.protocols import AbstractPolicy
@@ -109,6 +114,16 @@ class Config:
     replay_weight: float = 0.3
     """Weight of the critic's loss on real rows; 0 leaves it out."""
 
+    policy_encoder: Literal["model", "own"] = "model"
+    """What actor and critic read: the model's latent, or their own code of the observation, in dreams of the decoded
+    one."""
+    alignment: Alignment = "none"
+    """Of that code with the code of the model's encoder: of its first `shared` dimensions, or by contrast."""
+    shared: int = 32
+    """Dimensions of the codes that are aligned; `units` for all of them."""
+    alignment_weight: float = 0.2
+    """Of that loss."""
+
     learning_rate: float = 4e-5
     """Of all networks."""
     warmup: int = 1000
@@ -138,6 +153,12 @@ class Config:
             raise ValueError(f"capacity is {self.capacity}; {self.envs} environments need at least {need * self.envs}")
         if not 0 <= self.gamma <= 1 or not 0 <= self.lam <= 1:
             raise ValueError(f"gamma is {self.gamma} and lam {self.lam}; both must be from 0 to 1")
+        if self.alignment != "none" and self.policy_encoder == "model":
+            raise ValueError(f"alignment is '{self.alignment}', but policy_encoder 'model' has one code; use 'own'")
+        if self.alignment == "partial" and not 1 <= self.shared <= self.units:
+            raise ValueError(
+                f"shared is {self.shared}; it must be from 1 to the dimensions of a code (units, {self.units})"
+            )
         if self.deter % self.blocks:
             raise ValueError(f"deter is {self.deter}; it must be a multiple of blocks ({self.blocks})")
 
@@ -168,6 +189,10 @@ METRICS: dict[str, tuple[str, str]] = {
     "real/loss/reward": ("nats", "cross-entropy of the two-hot reward"),
     "real/loss/discount": ("nats", "cross-entropy of going on against termination"),
     "real/loss/replay_critic": ("nats", "cross-entropy of the value of real rows; its targets are imagined returns"),
+    "real/loss/alignment": (
+        "",
+        "squared distance of the directions of both codes' shared parts, or nats by contrast; 0 without alignment",
+    ),
     "real/prior_entropy": ("nats", "entropy of the prior over all latent variables"),
     "real/staleness": ("updates", "how many updates ago the replayed actions were chosen, on average"),
     "imagined/loss/actor": ("scaled return", "the actor's loss over rollouts, their real starts included"),
@@ -184,51 +209,24 @@ METRICS: dict[str, tuple[str, str]] = {
 }
 
 
-class Actor(eqx.Module):
-    """Maps a latent to a distribution over actions, and samples decisions in imagination (protocols.Actor)."""
+class Dreaming(NamedTuple):
+    """The actor inside the model, where it sees what the model expects (protocols.Actor)."""
 
-    net: nets.MLP
-    action: Box | Discrete = eqx.field(static=True)
-
-    def dist(self, latent: Latent) -> dists.Normal | dists.Categorical:
-        out = self.net(latent.features())
-        if isinstance(self.action, Discrete):
-            return dists.Categorical(jnp.log(dists.unimix(out, 0.01)))
-        mean, scale = jnp.split(out, 2, -1)
-        return dists.bounded_normal(mean, scale, 0.1, 1.0)
-
-    def decide(self, raw: Array, dist: dists.Normal | dists.Categorical) -> Decision:
-        """The decision for a raw sample, which a Box action keeps in extras: log_prob is the raw sample's."""
-        if isinstance(self.action, Discrete):
-            return Decision(raw, dist.log_prob(raw), raw)
-        return Decision(dists.into_bounds(raw).reshape(self.action.shape), dist.log_prob(raw), raw)
+    model: RSSM
+    sight: Sight
+    actor: Actor
 
     def __call__(self, latent: Latent, *, key: PRNGKeyArray) -> Decision:
-        dist = self.dist(latent)
-        return self.decide(dist.sample(key=key), dist)
-
-
-class Critic(eqx.Module):
-    """Two-hot value of a latent."""
-
-    net: nets.MLP
-    bins: tuple[int, float] = eqx.field(static=True)
-
-    def logits(self, latent: Latent) -> Float[Array, "*batch K"]:
-        return self.net(latent.features())
-
-    def value(self, latent: Latent) -> Float[Array, "*batch"]:
-        return losses.two_hot_mean(self.logits(latent), losses.symexp_bins(*self.bins))
-
-    def loss(self, logits: Float[Array, "*batch K"], target: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
-        bins = losses.symexp_bins(*self.bins)
-        return jnp.vectorize(lambda x, y: losses.two_hot_loss(x, y, bins), signature="(k),()->()")(logits, target)
+        features = latent.features()
+        dist = self.actor.dist(self.sight(features, lambda: self.model.expected(features)))
+        return self.actor.decide(dist.sample(key=key), dist)
 
 
 class Params(eqx.Module):
     """What the optimiser moves."""
 
     model: RSSM
+    sight: Sight
     actor: Actor
     critic: Critic
 
@@ -249,6 +247,7 @@ class Policy(AbstractPolicy):
     was none: a policy may take over in the middle of an episode."""
 
     model: RSSM
+    sight: Sight
     actor: Actor
     greedy: bool = eqx.field(static=True)
 
@@ -262,7 +261,7 @@ class Policy(AbstractPolicy):
         model_key, actor_key = jax.random.split(key)
         latent, action, fresh = carry
         latent = self.model.observe(latent, action, time_step.obs, time_step.first | fresh, key=model_key)
-        dist = self.actor.dist(latent)
+        dist = self.actor.dist(self.sight(latent.features(), lambda: self.model.observation(time_step.obs)))
         raw = dist.mode() if self.greedy else dist.sample(key=actor_key)
         decision = self.actor.decide(raw, dist)
         carry = latent, decision.action, jnp.zeros((), bool)
@@ -280,16 +279,19 @@ def init(cfg: Config, spec: Spec, *, key: PRNGKeyArray) -> State:
     if isinstance(spec.action, Discrete) and cfg.actor_gradient == "dynamics":
         raise ValueError(f"{spec.name}: actor_gradient 'dynamics' needs continuous actions; use 'reinforce' or 'auto'")
     model_key, actor_key, critic_key = jax.random.split(key, 3)
+    sight_key = jax.random.fold_in(key, 3)
     model = RSSM(
         spec, deter=cfg.deter, hidden=cfg.hidden, stoch=cfg.stoch, classes=cfg.classes, units=cfg.units,
         blocks=cfg.blocks, layers=cfg.layers, bins=cfg.bins, bin_limit=cfg.bin_limit, block_scale=cfg.block_scale,
         key=model_key,
     )  # fmt: skip
-    features = cfg.deter + cfg.stoch * cfg.classes
+    own, features = cfg.policy_encoder == "own", cfg.deter + cfg.stoch * cfg.classes
+    size, view = sum(code.size for code in model.codes), cfg.units if own else features
+    sight = Sight.own(size, cfg.units, cfg.layers, key=sight_key) if own else Sight(None)
     outputs = spec.action.n if isinstance(spec.action, Discrete) else 2 * int(np.prod(spec.action.shape))
-    actor = Actor(nets.MLP(features, cfg.units, cfg.layers, outputs, scale=0.01, key=actor_key), spec.action)
-    critic_net = nets.MLP(features, cfg.units, cfg.layers, cfg.bins, scale=0.0, key=critic_key)
-    params = Params(model, actor, Critic(critic_net, (cfg.bins, cfg.bin_limit)))
+    actor = Actor(nets.MLP(view, cfg.units, cfg.layers, outputs, scale=0.01, key=actor_key), spec.action)
+    critic_net = nets.MLP(view, cfg.units, cfg.layers, cfg.bins, scale=0.0, key=critic_key)
+    params = Params(model, sight, actor, Critic(critic_net, (cfg.bins, cfg.bin_limit)))
     opt_state = _optimizer(cfg).init(eqx.filter(params, eqx.is_inexact_array))
     slow_critic = jax.tree.map(jnp.copy, params.critic)
     return State(params, slow_critic, opt_state, ReturnScale.initial(), jnp.zeros((), jnp.int32))
@@ -297,7 +299,7 @@ def init(cfg: Config, spec: Spec, *, key: PRNGKeyArray) -> State:
 
 def policy(cfg: Config, state: State, *, greedy: bool = False) -> Policy:
     """The acting policy: sampled while training, or the mode of the actor."""
-    return Policy(state.params.model, state.params.actor, greedy)
+    return Policy(state.params.model, state.params.sight, state.params.actor, greedy)
 
 
 def update(
@@ -343,24 +345,30 @@ def _objective(
 
     # The critic also learns on the real rows, from what was imagined there.
     promised = jnp.where(stop(dream.weight)[0] > 0, stop(dream.returns)[0], 0.0).reshape(-1, batch)
-    boot = stop(params.critic.value(latents)).at[places].set(promised)
+    view = params.sight(latents.features(), lambda: params.model.observation(step.obs))
+    boot = stop(params.critic.value(view)).at[places].set(promised)
     targets = _returns(*rule(step), boot, step.last, cfg.lam)
     # Rows that ended have no target, and the window's last does not count: the mean is over T - 1 rows.
     counts = (~step.last).at[-1].set(False) * length / (length - 1)
 
     real, real_terms = loops.chunked(
         lambda nets, seen, data: _real_losses(cfg, state.slow_critic, nets, seen, data),
-        (params.model, params.critic),
+        (params.model, params.sight, params.critic),
         _flat((latents, post)),
         _flat((step, counts, jnp.concatenate([targets, targets[-1:]]))),
     )
     imagined, imagined_terms = loops.chunked(
         lambda nets, returns, data: _imagined_losses(cfg, state.slow_critic, scale, nets, returns, data),
-        (params.actor, params.critic),
+        (params.sight, params.actor, params.critic),
         _flat(dream.returns),
-        _flat(jax.tree.map(stop, (dream.latents, dream.raw, dream.weight, dream.value))),
+        _flat(jax.tree.map(stop, (dream.latents, dream.expected, dream.raw, dream.weight, dream.value))),
     )
+    tie = jnp.zeros(())
+    if cfg.alignment != "none":  # within each window, whose rows are also what contrast tells apart
+        codes = params.model.encoder(params.model.observation(step.obs)), view
+        tie = jax.vmap(lambda *pair: alignment(cfg.alignment, *pair, shared=cfg.shared), 1)(*codes).mean()
     metrics = {
+        "real/loss/alignment": tie,
         "real/staleness": staleness(axis.gather(rows, 1), state.updates),
         "imagined/return": dream.returns.mean(),
         "imagined/value": dream.value[1:].mean(),
@@ -369,13 +377,15 @@ def _objective(
     }
     metrics = {**real_terms, **imagined_terms, **metrics}
     assert {name for name in metrics if "/loss/" in name} == _weights(cfg).keys(), sorted(metrics)
-    return real + imagined, (return_scale, metrics)
+    return real + imagined + cfg.alignment_weight * tie, (return_scale, metrics)
 
 
 class Dream(NamedTuple):
     """N rollouts [H + 1, N] and what they are worth."""
 
     latents: Latent
+    expected: Float[Array, "H+1 N O"] | None
+    """The observations that the model decodes, where anybody looks at them."""
     raw: Array
     """The actor's samples, before they are brought into bounds."""
     weight: Float[Array, "H+1 N"]
@@ -393,28 +403,35 @@ def _dream(
     *,
     version: Int[Array, ""],
 ) -> Dream:
-    """Imagines from N real rows; a gradient reaches the actor alone, where it learns through the model."""
-    actor = params.actor if _through_model(cfg, params.actor) else frozen(params.actor)
+    """Imagines from N real rows; a gradient reaches actor and sight alone, where they learn through the model."""
+    model, sight, critic = frozen((params.model, params.sight, params.critic))
+    actor = Dreaming(model, params.sight, params.actor)
     dreams, rows = imagine(
-        frozen(params.model), actor, latents, starts.time_step, cfg.horizon,
+        model, actor if _through_model(cfg, params.actor) else frozen(actor), latents, starts.time_step, cfg.horizon,
         depth=starts.depth, policy_version=version, key=keys,
     )  # fmt: skip
     reward, factor = rule(rows.time_step)
     weight = jax.vmap(survival, 1, 1)(factor.at[0].set(rows.time_step.discount[0]))
-    value = loops.in_chunks(frozen(params.critic).value, dreams)
-    return Dream(dreams, rows.extras, weight, value, _returns(reward, factor, value, rows.time_step.last, cfg.lam))
+    expected = None
+    if sight.encoder is not None:
+        expected = loops.in_chunks(lambda latents: model.expected(latents.features()), dreams)
+    value = loops.in_chunks(lambda seen: critic.value(sight(seen[0].features(), lambda: seen[1])), (dreams, expected))
+    return Dream(
+        dreams, expected, rows.extras, weight, value, _returns(reward, factor, value, rows.time_step.last, cfg.lam)
+    )
 
 
 def _real_losses(
     cfg: Config,
     slow: Critic,
-    nets: tuple[RSSM, Critic],
+    nets: tuple[RSSM, Sight, Critic],
     seen: tuple[Latent, Array],
     data: tuple[TimeStep, Array, Array],
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
     """The losses of real rows [N], from their latents and posteriors."""
-    (model, critic), (latents, post), (step, counts, targets) = nets, seen, data
+    (model, sight, critic), (latents, post), (step, counts, targets) = nets, seen, data
     features, prior = latents.features(), model.prior_probs(latents.deter)
+    view = sight(features, lambda: model.observation(step.obs))
     dynamics, representation = jax.vmap(losses.balanced_kl, (0, 0, None))(jnp.log(post), jnp.log(prior), cfg.free_nats)
     reward = jax.vmap(lambda x, y: losses.two_hot_loss(x, y, model.bins))(model.reward(features), step.reward)
     terms = {
@@ -423,7 +440,7 @@ def _real_losses(
         "real/loss/obs": sum(model.obs_loss(features, step.obs).values()),
         "real/loss/reward": jnp.where(step.first, 0.0, reward),  # a first row's reward is void
         "real/loss/discount": optax.sigmoid_binary_cross_entropy(model.discount(features)[:, 0], step.discount),
-        "real/loss/replay_critic": counts * _critic_loss(cfg, critic, slow, latents, targets),
+        "real/loss/replay_critic": counts * _critic_loss(cfg, critic, slow, view, targets),
     }
     total, means = _weighted(cfg, terms, step.last.shape)
     return total, means | {"real/prior_entropy": -jnp.sum(prior * jnp.log(prior), (-2, -1)).mean()}
@@ -433,16 +450,17 @@ def _imagined_losses(
     cfg: Config,
     slow: Critic,
     scale: Float[Array, ""] | float,
-    nets: tuple[Actor, Critic],
+    nets: tuple[Sight, Actor, Critic],
     returns: Float[Array, " N"],
-    data: tuple[Latent, Array, Array, Array],
+    data: tuple[Latent, Array | None, Array, Array, Array],
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
     """The losses of imagined rows [N] that were acted on, their real starts included."""
-    (actor, critic), (latents, raw, weight, value) = nets, data
-    actor_loss, entropy = _actor_loss(cfg, actor, latents, raw, returns, value, scale)
+    (sight, actor, critic), (latents, expected, raw, weight, value) = nets, data
+    view = sight(latents.features(), lambda: expected)
+    actor_loss, entropy = _actor_loss(cfg, actor, view, raw, returns, value, scale)
     terms = {
         "imagined/loss/actor": weight * actor_loss,
-        "imagined/loss/critic": weight * _critic_loss(cfg, critic, slow, latents, jax.lax.stop_gradient(returns)),
+        "imagined/loss/critic": weight * _critic_loss(cfg, critic, slow, view, jax.lax.stop_gradient(returns)),
     }
     total, means = _weighted(cfg, terms, weight.shape)
     return total, means | {"imagined/entropy": entropy.mean()}
@@ -466,6 +484,7 @@ def _weights(cfg: Config) -> dict[str, float]:
         "real/loss/reward": 1.0,
         "real/loss/discount": 1.0,
         "real/loss/replay_critic": cfg.replay_weight,
+        "real/loss/alignment": cfg.alignment_weight,
         "imagined/loss/actor": 1.0,
         "imagined/loss/critic": 1.0,
     }
@@ -474,14 +493,14 @@ def _weights(cfg: Config) -> dict[str, float]:
 def _actor_loss(
     cfg: Config,
     actor: Actor,
-    latents: Latent,
+    view: Float[Array, "N V"],
     raw: Array,
     returns: Float[Array, " N"],
     value: Float[Array, " N"],
     scale: Float[Array, ""] | float,
 ) -> tuple[Float[Array, " N"], Float[Array, " N"]]:
     """The loss of imagined rows that were acted on with raw samples, and the actor's entropy there."""
-    dist = actor.dist(latents)
+    dist = actor.dist(view)
     entropy = dist.entropy()
     if _through_model(cfg, actor):  # the returns carry the gradient, through the model, to the actions
         return -returns / scale - cfg.entropy * entropy, entropy
@@ -504,11 +523,11 @@ def _through_model(cfg: Config, actor: Actor) -> bool:
 
 
 def _critic_loss(
-    cfg: Config, critic: Critic, slow: Critic, latents: Latent, targets: Float[Array, "*batch"]
+    cfg: Config, critic: Critic, slow: Critic, view: Float[Array, "*batch V"], targets: Float[Array, "*batch"]
 ) -> Float[Array, "*batch"]:
     """Cross-entropy to the targets, and to the slow critic's values, which keeps the critic from running away."""
-    logits = critic.logits(latents)
-    pull = critic.loss(logits, jax.lax.stop_gradient(slow.value(latents)))
+    logits = critic.net(view)
+    pull = critic.loss(logits, jax.lax.stop_gradient(slow.value(view)))
     return critic.loss(logits, targets) + cfg.slow_weight * pull
 
 

@@ -64,6 +64,12 @@ class ObsCode(eqx.Module):
         digits = jnp.stack([jnp.argmax(part, -1) for part in self._parts(code)], -1).astype(jnp.int32)
         return digits[..., 0] if isinstance(self.space, Discrete) else digits
 
+    def expected(self, code: Float[Array, "*batch size"]) -> Float[Array, "*batch size"]:
+        """What `encode` would give on average: the probabilities of classes in place of one-hot vectors."""
+        if isinstance(self.space, Box):
+            return code
+        return jnp.concatenate([jax.nn.softmax(part) for part in self._parts(code)], -1)
+
     def loss(self, code: Float[Array, "*batch size"], x: Array) -> Float[Array, "*batch"]:
         """Summed over the key's elements: squared symlog units for a Box, nats otherwise."""
         target = self.encode(x)
@@ -209,6 +215,15 @@ class RSSM(protocols.HeadedModel):
             reward_delay=0.0 * constant,
         )
 
+    def observation(self, obs: PyTree) -> Float[Array, "*batch O"]:
+        """The vector that stands for an observation: every key's code, joined."""
+        return jnp.concatenate([code.encode(obs[code.key]) for code in self.codes], -1)
+
+    def expected(self, features: Float[Array, "*batch F"]) -> Float[Array, "*batch O"]:
+        """The same of what is decoded; of a discrete key, its classes' probabilities."""
+        parts = zip(self.codes, self._split(self.decoder(features)), strict=True)
+        return jnp.concatenate([code.expected(part) for code, part in parts], -1)
+
     def decode(self, features: Float[Array, "*batch F"]) -> dict[str, Array]:
         """The predicted observation of every key, in the environment's units."""
         parts = self._split(self.decoder(features))
@@ -249,7 +264,7 @@ class RSSM(protocols.HeadedModel):
         return Latent(deter, dists.straight_through(post, key=key)), post
 
     def _tokens(self, obs: PyTree) -> Float[Array, "*batch units"]:
-        return self.encoder(jnp.concatenate([code.encode(obs[code.key]) for code in self.codes], -1))
+        return self.encoder(self.observation(obs))
 
     def _embed(self, action: Array) -> Float[Array, " A"]:
         if isinstance(self.action, Discrete):

@@ -67,6 +67,38 @@ def test_returns_are_those_of_the_closed_form_and_as_reported(act, controlled, r
     assert sample.mean() == pytest.approx(expected, abs=4 * sample.std() / np.sqrt(len(sample)))
 
 
+def test_open_loop_returns_in_closed_form():
+    env = Distractor(persistence=0.5, noise=0.3, spread=1.5, horizon=3)
+    rest = squares(2.25, 0.5, 0.09, 3)
+    assert env.open_loop_return() == pytest.approx(3 - squares(2.25, 0.8, 0.09, 3) - rest, abs=1e-9)
+    assert env.open_loop_return(2.0) == pytest.approx(3 - squares(2.25, 0.8, 0.09 + 0.25 * 4, 3) - rest, abs=1e-9)
+    assert Distractor().open_loop_return(1.0) == pytest.approx(0.968, abs=0.004)  # as reported
+
+
+def riccati_by_grid(env, bound):
+    """Value iteration on a grid of s0, with quadrature over the noise and a fine grid of actions."""
+    grid, actions = np.linspace(-6, 6, 1201), np.linspace(-bound, bound, 401)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(21)
+    weights = weights / weights.sum()
+    cost = np.zeros_like(grid)
+    for _ in range(env.horizon):
+        best = np.full_like(grid, np.inf)
+        for action in actions:
+            arrived = (0.8 * grid + 0.5 * action)[:, None] + env.noise * nodes
+            best = np.minimum(best, (arrived**2 + np.interp(arrived, grid, cost)) @ weights)
+        cost = best
+    starts = env.spread * nodes
+    left_alone = sum((0.9**2) ** k * env.spread**2 for k in range(1, env.horizon + 1))
+    left_alone += sum(sum(0.9 ** (2 * j) for j in range(k)) * env.noise**2 for k in range(1, env.horizon + 1))
+    return env.horizon - np.interp(starts, grid, cost) @ weights - left_alone
+
+
+def test_the_optimum_is_that_of_value_iteration_on_a_grid():
+    assert Distractor().optimal_return() == pytest.approx(riccati_by_grid(Distractor(), 10.0), rel=0.01)
+    bounded = Distractor(action_bound=1.0)
+    assert bounded.optimal_return() == pytest.approx(riccati_by_grid(bounded, 1.0), rel=0.001)
+
+
 def test_optimal_return_without_a_bound_has_its_closed_form():
     assert Distractor().optimal_return() == pytest.approx(5 - 5 * 0.01 - squares(0.577**2, 0.9, 0.01), abs=1e-6)
     other = Distractor(persistence=0.5, noise=0.3, spread=1.5, horizon=3)

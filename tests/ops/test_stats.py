@@ -1,10 +1,13 @@
-"""Running statistics against NumPy over everything seen, and the percentile scale with its floor."""
+"""Running statistics against NumPy over everything seen, the percentile scale with its floor, and what is said of
+many seeds, against values by hand and SciPy."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 
+from forethought.ops import stats
 from forethought.ops.stats import ReturnScale, RunningStats
 from forethought.packing import pack, unpack
 
@@ -95,3 +98,25 @@ def test_scaled_advantages_forget_the_unit_of_reward():
         advantages.append((unit * returns - unit * 2) / scale.value())
     np.testing.assert_allclose(*advantages, rtol=1e-4)
     assert np.isfinite(advantages[0]).all()
+
+
+def test_iqm_is_the_mean_of_the_middle_half():
+    assert stats.iqm(np.array([100.0, 1, 2, 3, 4, 5, 6, -50])) == pytest.approx((2 + 3 + 4 + 5) / 4)
+
+
+def test_its_interval_is_the_percentile_bootstraps():
+    x = np.random.default_rng(0).standard_normal(40)
+    found = stats.iqm_interval(x, rng=np.random.default_rng(1))
+    expected = scipy.stats.bootstrap(
+        (x,), stats.iqm, vectorized=False, method="percentile", n_resamples=2000, rng=np.random.default_rng(2)
+    ).confidence_interval
+    assert found == pytest.approx((expected.low, expected.high), abs=0.05)  # two draws of 2,000
+    assert stats.iqm_interval(x[:4], rng=np.random.default_rng(1)) is None
+
+
+def test_mcnemars_exact_test():
+    a = np.array([True] * 7 + [False] * 5)
+    b = np.array([False] * 6 + [True] + [True] + [False] * 4)
+    # Six and one of seven discordant pairs: 2 (1 + 7) / 2^7
+    assert stats.discordant(a, b) == (6, 1, pytest.approx(16 / 128))
+    assert stats.discordant(a, a) == (0, 0, 1.0)

@@ -59,7 +59,7 @@ class ReturnScale(eqx.Module):
 
 def iqm(x: Float[np.ndarray, "S *rest"]) -> Float[np.ndarray, "*rest"]:
     """The interquartile mean over seeds: the mean of the middle half (Agarwal et al. 2021, sec. 4)."""
-    return scipy.stats.trim_mean(x, 0.25, 0)
+    return np.asarray(scipy.stats.trim_mean(x, 0.25, 0))
 
 
 def iqm_interval(

@@ -97,7 +97,7 @@ def design() -> dict[str, list[Pair]]:
 
     controls = [{"partner": "random"}, {"partner": "self"}, {"moves_model": False}, {"moves_policy": False}]
     questions["controls"] = _around(controls, [centres[0], centres[2]])
-    limits = [{"layer_norm": True}, {"weight_decay": 0.01}, {"clip": 1.0}]
+    limits = [{"layer_norm": True}, {"weight_decay": 0.01}, {"weight_decay": 1.0}, {"clip": 1.0}]
     questions["limits"] = _around(limits, [("rollout", "literal"), ("deterministic", "literal")])
     value_aware = [{"model_loss": "value-weighted"}, {"model_loss": "value-equivalent"}]
     questions["value-aware model losses"] = _around(value_aware, [("rollout", "sound"), ("imagined", "sound")])

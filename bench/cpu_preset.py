@@ -8,7 +8,6 @@ each finished (environment, variant) is written at once, and the same command go
 
 import argparse
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,10 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
-from forethought import collect, envs, loop  # noqa: E402
+from forethought import collect, envs  # noqa: E402
 from forethought.algos import dreamer  # noqa: E402
 from forethought.protocols import AbstractEnv  # noqa: E402
-from forethought.types import PerStep  # noqa: E402
+from forethought.studies.agents import train  # noqa: E402
 from harness import provenance  # noqa: E402
 
 STEPS = {"jax/pendulum": 6_000, "jax/cartpole-swingup": 10_000}
@@ -42,23 +41,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 EPISODES = 10
-
-
-def train(cfg: Any, env: AbstractEnv, steps: int, seeds: int) -> tuple[Any, float, int]:
-    """Trains `seeds` agents; returns them, the seconds of an update of all without compiling, and their number."""
-    rule, num = PerStep(cfg.gamma), devices.sharing(seeds)
-    keys = jax.vmap(jax.random.key)(jnp.arange(seeds))
-    held = jax.jit(devices.apart(lambda key: loop.begin(dreamer, cfg, env, key=key)[:2], num))(keys)
-    step = lambda _, held: loop.iterate(dreamer, cfg, env, rule, *held)[:2]  # noqa: E731
-    chunk = jax.jit(devices.apart(lambda held: jax.lax.fori_loop(0, 25, step, held), num), donate_argnums=0)
-    prefill = loop.prefill_ticks(cfg) * cfg.envs
-    iterations = (steps // cfg.action_repeat - prefill) // (cfg.ticks * cfg.envs)
-    times = []
-    for _ in range(max(iterations // 25, 2)):
-        begun = time.monotonic()
-        held = jax.block_until_ready(chunk(held))
-        times.append(time.monotonic() - begun)
-    return held[0].agent, float(np.median(times[1:])) / (25 * cfg.updates), int(held[0].agent.updates[0])
 
 
 def returns(cfg: Any, env: AbstractEnv, agents: Any) -> np.ndarray:
@@ -90,10 +72,10 @@ def main() -> None:
                 continue
             cfg = dreamer.Config(**(dreamer.PRESETS["cpu"] | VARIANTS[variant]))
             env: Any = envs.make(name, action_repeat=cfg.action_repeat)
-            agents, seconds, updates = train(cfg, env, STEPS[name], args.seeds)
+            agents, seconds = train(cfg, env, STEPS[name], args.seeds)
             played = returns(cfg, env, agents).mean(1)
             result = dict(
-                env=name, variant=variant, seeds=args.seeds, steps=STEPS[name], updates=updates,
+                env=name, variant=variant, seeds=args.seeds, steps=STEPS[name], updates=int(agents.updates[0]),
                 seconds_per_update=seconds, returns=[round(float(x), 2) for x in played],
             )  # fmt: skip
             found.append(result | provenance())

@@ -20,7 +20,7 @@ audit  audit.depth  audit.episodes  audit.evaluation
 algos  algos.dreamer  algos.aligned
 record  page  report
 logs  settings  run
-studies  studies.alignment  studies.alignment_run  studies.alignment_report
+studies  studies.alignment  studies.alignment_run  studies.alignment_report  studies.agents
 __init__
 cli
 """.split()

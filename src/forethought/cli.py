@@ -151,25 +151,40 @@ def _check(args: Any, begin: float) -> tuple[int, Any]:
 def _study(args: Any, begin: float) -> tuple[int, Any]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+    columns = (BarColumn(), TextColumn("{task.completed}/{task.total} {task.description}"))
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=_console(args)) as bar:
+        task = bar.add_task("", total=None)
+        say = lambda done, of, what: bar.update(task, completed=done, total=of, description=what)  # noqa: E731
+        count = STUDIES[args.name](args, say)
+    seconds = time.monotonic() - begin
+    page = args.out / "report.html"
+    _console(args).print(f"{count} conditions, {seconds:.0f} s in all; look at {page}", soft_wrap=True)
+    return 0, {"seconds": seconds, "conditions": count, "results": str(args.out / "results.json")}
+
+
+def _study_alignment(args: Any, say: Any) -> int:
     from forethought import settings
     from forethought.studies import alignment, alignment_report, alignment_run
 
     questions = alignment.quick() if args.quick else alignment.design()
     episodes = args.episodes or (300 if args.quick else 2000)
-    columns = (BarColumn(), TextColumn("{task.completed}/{task.total} {task.description}"))
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=_console(args)) as bar:
-        task = bar.add_task("", total=None)
-        say = lambda done, of, what: bar.update(task, completed=done, total=of, description=what)  # noqa: E731
-        found = alignment_run.run(args.out, questions, seeds=args.seeds, episodes=episodes, progress=say)
+    found = alignment_run.run(args.out, questions, seeds=args.seeds or 32, episodes=episodes, progress=say)
     about = {"versions": settings.versions(), "git": settings.git_commit()}
     said = alignment_report.results(found, questions) | about
     alignment_report.save(args.out, said)
-    path = alignment_report.write(args.out, found, questions, said)
-    seconds = time.monotonic() - begin
-    _console(args).print(f"{len(found)} conditions, {args.seeds} seeds each, {seconds:.0f} s in all; look at {path}")
-    return 0, {"seconds": seconds, "conditions": len(found), "results": str(args.out / "results.json")}
+    alignment_report.write(args.out, found, questions, said)
+    return len(found)
 
 
+def _study_agents(args: Any, say: Any) -> int:
+    from forethought.studies import agents
+
+    if args.quick or args.episodes:
+        raise ValueError("--quick and --episodes belong to study alignment")
+    return len(agents.run(args.out, seeds=args.seeds or 10, progress=say))
+
+
+STUDIES = {"alignment": _study_alignment, "agents": _study_agents}
 COMMANDS = {"train": _train, "demo": _demo, "eval": _eval, "report": _report, "check": _check, "study": _study}
 ENV_ARG = "handed to whatever makes the environment; may be given several times"
 SETTINGS = (
@@ -213,9 +228,9 @@ def _parser(arguments: Sequence[str]) -> Parser:
     report.add_argument("directories", type=Path, nargs="+", metavar="DIR")
 
     study = commands.add_parser("study", help="run a study, or go on with one: results.json, every seed, and a page")
-    study.add_argument("name", choices=("alignment",), help="which")
+    study.add_argument("name", choices=STUDIES, help="which")
     study.add_argument("--out", type=Path, required=True, help="the study's directory")
-    study.add_argument("--seeds", type=_positive, default=32, help="of each condition (default: 32)")
+    study.add_argument("--seeds", type=_positive, help="of each condition (default: alignment 32, agents 10)")
     study.add_argument("--episodes", type=_positive, help="of each run (default: 2000, quick: 300)")
     study.add_argument("--quick", action="store_true", help="the stages alone, with one way to learn a policy")
 

@@ -215,11 +215,12 @@ class Dreaming(NamedTuple):
     model: RSSM
     sight: Sight
     actor: Actor
+    greedy: bool = False
 
     def __call__(self, latent: Latent, *, key: PRNGKeyArray) -> Decision:
         features = latent.features()
         dist = self.actor.dist(self.sight(features, lambda: self.model.expected(features)))
-        return self.actor.decide(dist.sample(key=key), dist)
+        return self.actor.decide(dist.mode() if self.greedy else dist.sample(key=key), dist)
 
 
 class Params(eqx.Module):

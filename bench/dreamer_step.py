@@ -131,7 +131,7 @@ def main(preset: str = "1m", devices: int = 0, without: str | None = None, **fie
 
     state = dreamer.init(cfg, spec, key=jax.random.key(0))
     arrays, static = eqx.partition(state, eqx.is_array)
-    axis = devices_module.ALONE if num == 1 else devices_module.SHARED
+    axis = devices_module.axis(num)
 
     def update(arrays: Any, rows: Step, key: Any) -> Any:
         agent, metrics = dreamer.update(

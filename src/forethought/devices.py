@@ -59,8 +59,13 @@ ALONE = Axis()
 SHARED = Axis("batch")
 
 
+def axis(num: int) -> Axis:
+    """The axis of `num` devices inside a `replicated` function."""
+    return ALONE if num == 1 else SHARED
+
+
 def replicated(function: Callable[..., Any], num: int) -> Callable[..., Any]:
-    """Runs a function of replicated arrays on `num` devices; inside it, their axis is SHARED."""
+    """Runs a function of replicated arrays on `num` devices; inside it, their axis is `axis(num)`."""
     if num == 1:
         return function
     everywhere = PartitionSpec()

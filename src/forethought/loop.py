@@ -29,7 +29,7 @@ import numpy as np
 from jaxtyping import Array, Int, PRNGKeyArray, PyTree
 
 from forethought import collect, devices, tree
-from forethought.devices import ALONE, SHARED, Axis
+from forethought.devices import ALONE, Axis
 from forethought.envs.single import EnvironmentFault
 from forethought.protocols import AbstractEnv, HostEnv
 from forethought.replay import Replay, Ring
@@ -141,7 +141,7 @@ class PureLoop:
     ):
         check_unit(rule, env.spec)
         self.spec, self.cfg, self.env, self.num_devices = env.spec, cfg, env, num_devices
-        axis = ALONE if num_devices == 1 else SHARED
+        axis = devices.axis(num_devices)
         self.tally = Tally.empty(cfg.envs)
         self._episodes: list[tuple[float, int]] = []
         start = eqx.filter_jit(lambda key: begin(learner, cfg, env, key=key))
@@ -223,7 +223,7 @@ class HostLoop:
     def __init__(self, learner: Learner, cfg: Any, env: HostEnv, rule: Discount, *, seed: int, num_devices: int = 1):
         check_unit(rule, env.spec)
         self.spec, self.cfg, self.env, self.seed, self.num_devices = env.spec, cfg, env, seed, num_devices
-        axis = ALONE if num_devices == 1 else SHARED
+        axis = devices.axis(num_devices)
         agent_key, stream_key, self._key = jax.random.split(jax.random.key(seed), 3)
         agent = eqx.filter_jit(lambda key: learner.init(cfg, env.spec, key=key))(agent_key)
         policy = learner.policy(cfg, agent)

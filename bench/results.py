@@ -2,9 +2,11 @@
 
     python bench/results.py take RUN... --out docs/results/runs.json
     python bench/results.py draw docs/results
+    python bench/results.py table docs/results/alignment/results.json > docs/alignment_conditions.md
 
 `take` keeps of a run its settings, commit, versions, wall time, the training returns it logged and its final
-evaluation, and adds to or replaces what the file holds. `draw` needs nothing but the files in docs/results.
+evaluation, and adds to or replaces what the file holds. `draw` needs nothing but the files in docs/results; `table`
+lists an alignment study's conditions.
 """
 
 import argparse
@@ -95,6 +97,30 @@ def draw_preset(folder: Path) -> None:
     figure.savefig(folder / "cpu_preset.png", dpi=110)
 
 
+def table(path: Path) -> None:
+    """Every condition of an alignment study, question by question, as Markdown."""
+    said = json.loads(path.read_text())
+    some = said["conditions"][0]
+    print("# The conditions of the alignment study\n")
+    print(
+        f"{len(said['conditions'])} conditions, {some['seeds']} seeds each, {some['episodes']:,} episodes, commit "
+        f"{said['git'][:7]}, jax {said['versions']['jax']}. Return: interquartile mean over seeds with a 95 % bootstrap "
+        "interval, diverged runs counted as -1,000. Cosine of the shared parts, mean squared error of the model's "
+        "observation one and five steps ahead, and promised minus real return: medians over seeds, '-' where not "
+        "finite.\n\nMade by `python bench/results.py table docs/results/alignment/results.json`."
+    )
+    show = lambda x: "-" if x is None else f"{x:.3g}"  # noqa: E731
+    for question in dict.fromkeys(q for c in said["conditions"] for q in c["questions"]):
+        print(f"\n## {question[0].upper()}{question[1:]}\n")
+        print("| condition | return | diverged | cosine | error, 1 step | error, 5 steps | promised - real |")
+        print("|---|---|---|---|---|---|---|")
+        for c in (c for c in said["conditions"] if question in c["questions"]):
+            numbers = " | ".join(show(c[k]) for k in ("cosine", "model_error_1", "model_error_5", "exploitation_gap"))
+            print(
+                f"| {c['name']} | {c['iqm']:.2f} ({c['ci_low']:.2f} to {c['ci_high']:.2f}) | {c['diverged']} | {numbers} |"
+            )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     modes = parser.add_subparsers(dest="mode", required=True)
@@ -102,8 +128,11 @@ def main() -> None:
     taking.add_argument("runs", type=Path, nargs="+")
     taking.add_argument("--out", type=Path, required=True)
     modes.add_parser("draw").add_argument("folder", type=Path)
+    modes.add_parser("table").add_argument("path", type=Path)
     args = parser.parse_args()
-    if args.mode == "take":
+    if args.mode == "table":
+        table(args.path)
+    elif args.mode == "take":
         take(args.runs, args.out)
     else:
         draw_curves(args.folder)

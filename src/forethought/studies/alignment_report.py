@@ -112,7 +112,7 @@ def _condition(each: Condition, arrays: dict[str, np.ndarray], rng: np.random.Ge
         "seeds": len(last),
         "episodes": int(arrays["episodes"]),
         "diverged": int(diverged(arrays).sum()),
-        "stuck": int(np.sum(arrays["moved"][:, -1] == 0)),
+        "stuck": int(np.sum(diverged(arrays) & (arrays["return"][:, -1] == arrays["return"][:, -2]))),
         "overflown": int(arrays["overflown"][:, -1].sum()),
         "iqm": float(stats.iqm(last)),
         "ci_low": interval[0],

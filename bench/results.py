@@ -104,8 +104,8 @@ def table(path: Path) -> None:
     print("# The conditions of the alignment study\n")
     print(
         f"{len(said['conditions'])} conditions, {some['seeds']} seeds each, {some['episodes']:,} episodes, commit "
-        f"{said['git'][:7]}, jax {said['versions']['jax']}. Return: interquartile mean over seeds with a 95 % bootstrap "
-        "interval, diverged runs counted as -1,000. Cosine of the shared parts, mean squared error of the model's "
+        f"{said['git'][:7]}, jax {said['versions']['jax']}. Return: interquartile mean over seeds with a 95 % "
+        "bootstrap interval, diverged runs counted as -1,000. Cosine of the shared parts, mean squared error of the model's "
         "observation one and five steps ahead, and promised minus real return: medians over seeds, '-' where not "
         "finite.\n\nMade by `python bench/results.py table docs/results/alignment/results.json`."
     )
@@ -116,9 +116,8 @@ def table(path: Path) -> None:
         print("|---|---|---|---|---|---|---|")
         for c in (c for c in said["conditions"] if question in c["questions"]):
             numbers = " | ".join(show(c[k]) for k in ("cosine", "model_error_1", "model_error_5", "exploitation_gap"))
-            print(
-                f"| {c['name']} | {c['iqm']:.2f} ({c['ci_low']:.2f} to {c['ci_high']:.2f}) | {c['diverged']} | {numbers} |"
-            )
+            interval = f"{c['iqm']:.2f} ({c['ci_low']:.2f} to {c['ci_high']:.2f})"
+            print(f"| {c['name']} | {interval} | {c['diverged']} | {numbers} |")
 
 
 def main() -> None:

@@ -105,7 +105,7 @@ def table(path: Path) -> None:
     print(
         f"{len(said['conditions'])} conditions, {some['seeds']} seeds each, {some['episodes']:,} episodes, commit "
         f"{said['git'][:7]}, jax {said['versions']['jax']}. Return: interquartile mean over seeds with a 95 % "
-        "bootstrap interval, diverged runs counted as -1,000. Cosine of the shared parts, mean squared error of the model's "
+        "bootstrap interval, diverged runs counted as -1,000. Cosine of the shared parts, squared error of the model's "
         "observation one and five steps ahead, and promised minus real return: medians over seeds, '-' where not "
         "finite.\n\nMade by `python bench/results.py table docs/results/alignment/results.json`."
     )

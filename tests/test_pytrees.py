@@ -12,8 +12,9 @@ import pytest
 
 import forethought
 from forethought import collect, loop, nets
-from forethought.algos import dreamer
+from forethought.algos import aligned, dreamer
 from forethought.envs import control, distractor, tabular
+from forethought.envs.distract import distract
 from forethought.envs.pure import Repeated
 from forethought.ops import dists, stats
 from forethought.run import Agent
@@ -31,6 +32,7 @@ def examples():
     policy = dreamer.policy(cfg, pure.agent)
     model, one = policy.model, jnp.ones(())
     pendulum, noise = control.Pendulum(), distractor.Distractor()
+    pair, distracted = aligned.init(aligned.Config(), noise, key=KEY), distract(pendulum)
     stream = pure.streams
     decision = collect.RandomPolicy(Discrete(2))(None, jax.tree.map(lambda x: x[0], stream.time_step), key=KEY)[1]
     return [
@@ -44,6 +46,8 @@ def examples():
         dists.Categorical(jnp.zeros((3, 2))), dists.Normal(jnp.zeros(2), jnp.ones(2)), nets.Trunk(2, 3, 1, key=KEY),
         nets.MLP(2, 3, 1, 2, key=KEY), nets.Layer(2, 3, key=KEY), nets.Dense(2, 3, key=KEY),
         nets.BlockDense(2, 3, 4, key=KEY), nets.RMSNorm(3),
+        pair.params.model(aligned.Config()), pair.partner, pair.params.actor, pair.slow, aligned.Factors(),
+        distracted, distracted.reset(key=KEY)[0], pure.agent.params.sight,
     ]  # fmt: skip
 
 

@@ -52,10 +52,7 @@ def returns(cfg: Any, env: AbstractEnv, agents: Any) -> np.ndarray:
 
     def play(agent: Any, key: Any) -> Any:
         policy = dreamer.policy(cfg, agent, greedy=True)
-        stream = collect.begin(env, policy, 0, key=key)
-        limit = env.spec.time_limit
-        assert limit is not None
-        rows = collect.collect(env, policy, stream, limit + 1, policy_version=agent.updates)[1].time_step
+        rows = collect.episode(env, policy, policy_version=agent.updates, key=key).time_step
         return jnp.sum(jnp.where(rows.first, 0.0, rows.reward))
 
     keys = jax.random.split(jax.random.key(1_000_000), EPISODES)

@@ -59,6 +59,17 @@ def collect(
     return jax.lax.scan(tick, stream, length=ticks)
 
 
+def episode(env: AbstractEnv, policy: AbstractPolicy, *, policy_version: Int[Array, ""], key: PRNGKeyArray) -> Step:
+    """Collects one whole episode, rows [time_limit + 1], of an environment that ends at its time limit and not before.
+
+    Raises ValueError where the environment declares no time limit."""
+    limit = env.spec.time_limit
+    if limit is None:
+        raise ValueError(f"{env.spec.name}: it declares no time limit, so how long an episode is cannot be said")
+    stream = begin(env, policy, 0, key=key)
+    return collect(env, policy, stream, limit + 1, policy_version=policy_version)[1]
+
+
 class HostStream(eqx.Module):
     """The host twin of `Stream`, for a batch of B environments; `env` itself holds their state."""
 

@@ -74,17 +74,12 @@ def measure(cfg: Any, env: AbstractEnv, agent: Any, *, key: PRNGKeyArray) -> dic
         actions really taken, and that of the key's mean.
         gap: what the greedy policy's dreams promise of HORIZON steps, minus what the same policy earned in them.
     """
-    policy, limit = dreamer.policy(cfg, agent, greedy=True), env.spec.time_limit
-    assert limit is not None
+    policy = dreamer.policy(cfg, agent, greedy=True)
     model = policy.model
-
-    def play(key: PRNGKeyArray) -> Any:
-        stream = collect.begin(env, policy, 0, key=key)
-        return collect.collect(env, policy, stream, limit + 1, policy_version=agent.updates)[1]
-
     play_key, model_key = jax.random.split(key)
+    play = lambda key: collect.episode(env, policy, policy_version=agent.updates, key=key)  # noqa: E731
     rows = jax.vmap(play)(jax.random.split(play_key, EPISODES))
-    places = jnp.arange(0, limit - CONTEXT - HORIZON, HORIZON)
+    places = jnp.arange(0, rows.time_step.last.shape[1] - 1 - CONTEXT - HORIZON, HORIZON)
 
     def foreseen(rows: Any, place: Array, key: PRNGKeyArray) -> Any:
         """From rows place .. place + CONTEXT - 1 of an episode, HORIZON steps ahead."""

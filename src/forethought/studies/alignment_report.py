@@ -33,7 +33,7 @@ def results(found: Found, questions: dict[str, list[Pair]]) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     asked = {each: [q for q, pairs in questions.items() for c, _ in pairs if c == each] for each in found}
     env = Distractor()
-    untrained = np.concatenate([x["return"][:, 0] for c, x in found.items()])
+    untrained = np.concatenate([x["return"][:, 0] for x in found.values()])
     references = {
         "optimal": env.optimal_return(),
         "optimal_bounded": Distractor(action_bound=1.0).optimal_return(),

@@ -156,15 +156,12 @@ def train(
         the last episode's losses and gradient norm.
     """
     init_key, train_key, measure_key = jax.random.split(key, 3)
-    limit = env.spec.time_limit
-    assert limit is not None
 
     def episode(_: Any, carry: tuple[aligned.State, Any]) -> tuple[aligned.State, dict[str, Array]]:
         state = carry[0]
         act_key, learn_key = jax.random.split(jax.random.fold_in(train_key, state.episodes))
         acting = aligned.policy(cfg, factors, state)
-        stream = collect.begin(env, acting, 0, key=act_key)
-        rows = collect.collect(env, acting, stream, limit + 1, policy_version=state.episodes)[1]
+        rows = collect.episode(env, acting, policy_version=state.episodes, key=act_key)
         return aligned.update(cfg, factors, state, rows, key=learn_key)
 
     def look(state: aligned.State) -> dict[str, Array]:
@@ -206,14 +203,8 @@ def measure(
         jacobian_model, jacobian_policy: [O], `align.jacobian_share` of the encoders.
     """
     acting, model = aligned.policy(cfg, factors, state, greedy=True), state.params.model(cfg)
-    limit = env.spec.time_limit
-    assert limit is not None
     play_key, dream_key, loop_key = jax.random.split(key, 3)
-
-    def play(key: PRNGKeyArray) -> Step:
-        stream = collect.begin(env, acting, 0, key=key)
-        return collect.collect(env, acting, stream, limit + 1, policy_version=state.episodes)[1]
-
+    play = lambda key: collect.episode(env, acting, policy_version=state.episodes, key=key)  # noqa: E731
     rows = jax.vmap(play)(jax.random.split(play_key, episodes))
     obs, reward = rows.time_step.obs["obs"], rows.time_step.reward[:, 1:]
     read = aligned.reader(cfg, factors, state.params)
@@ -221,7 +212,7 @@ def measure(
     latent = Latent(model.encoder(obs[:, 0]), model.policy_encoder(obs[:, 0]))
     dreamer = aligned.Dreamer(read, state.params.actor, factors.bounded, jnp.zeros(()))
     dream = imagine(
-        model, dreamer, latent, start.time_step, limit, depth=start.depth, policy_version=state.episodes,
+        model, dreamer, latent, start.time_step, reward.shape[1], depth=start.depth, policy_version=state.episodes,
         key=jax.random.split(dream_key, episodes),
     )[1]  # fmt: skip
 

@@ -16,7 +16,7 @@ envs.pure  envs.tabular  envs.distractor  envs.control  envs.hosted  envs.distra
 imagine  collect  replay  packing  checkpoint
 models  models.rssm  models.coded  models.sight  models.actor_critic
 loop
-audit  audit.depth  audit.episodes  audit.evaluation
+auditing  auditing.depth  auditing.episodes  auditing.evaluation
 algos  algos.dreamer  algos.aligned
 record  page  report
 logs  settings  run

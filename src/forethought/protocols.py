@@ -92,6 +92,24 @@ class HeadedModel(AbstractWorldModel):
         return latent, self.outcome(latent)
 
 
+class EnsembleModel(AbstractWorldModel):
+    """A world model of several that were learned apart, each of which can be asked alone.
+
+    All members keep latents of the structure that the ensemble's own methods take and return."""
+
+    @property
+    @abc.abstractmethod
+    def members(self) -> tuple[AbstractWorldModel, ...]: ...
+
+
+class ValuedModel(AbstractWorldModel):
+    """A world model that knows what a latent is worth to the policy it was learned for."""
+
+    @abc.abstractmethod
+    def value(self, latent: PyTree) -> Array:
+        """The discounted return that the model's policy expects from here on."""
+
+
 class AbstractPolicy(eqx.Module):
     """Acts with a carry, which holds filters, plans and running options; unbatched."""
 

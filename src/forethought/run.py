@@ -28,7 +28,7 @@ from jaxtyping import PRNGKeyArray, PyTree
 from rich.console import Console
 
 from forethought import checkpoint, devices, report
-from forethought.audit import evaluation
+from forethought.auditing import evaluation
 from forethought.envs import made_pure, make
 from forethought.envs.hosted import Hosted
 from forethought.imagine import open_loop

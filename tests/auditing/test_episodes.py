@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from forethought.audit.episodes import play, returns, split
+from forethought.auditing.episodes import play, returns, split
 from forethought.collect import RandomPolicy, ZeroPolicy
 from forethought.protocols import AbstractPolicy
 from forethought.types import Box, Decision, Discrete, Spec, Step, TimeStep

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from forethought.audit.depth import CONTEXT, as_lists, error_by_depth
+from forethought.auditing.depth import CONTEXT, as_lists, error_by_depth
 from forethought.protocols import AbstractWorldModel
 from forethought.types import Box, Discrete, MultiDiscrete, Outcome, Spec, Step, TimeStep
 

@@ -9,8 +9,8 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from forethought.audit.depth import CONTEXT, as_lists, error_by_depth
-from forethought.audit.episodes import play, returns
+from forethought.auditing.depth import CONTEXT, as_lists, error_by_depth
+from forethought.auditing.episodes import play, returns
 from forethought.collect import RandomPolicy, ZeroPolicy
 from forethought.envs.pure import SketchedEnv
 from forethought.imagine import open_loop

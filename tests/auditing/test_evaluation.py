@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from forethought.audit.depth import CONTEXT
-from forethought.audit.evaluation import HORIZON, evaluate
+from forethought.auditing.depth import CONTEXT
+from forethought.auditing.evaluation import HORIZON, evaluate
 from forethought.collect import ZeroPolicy
 from forethought.envs import make
 from forethought.envs.control import Pendulum

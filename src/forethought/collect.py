@@ -48,7 +48,7 @@ def collect(
         env_key = jax.random.fold_in(stream.env_key, stream.tick)
         policy_key = jax.random.fold_in(stream.policy_key, stream.tick)
         carry, decision = policy(stream.carry, stream.time_step, key=policy_key)
-        row = _row(stream.time_step, decision, policy_version)
+        row = row_of(stream.time_step, decision, policy_version)
         state, time_step = jax.lax.cond(
             stream.time_step.last,
             lambda: env.reset(key=env_key),
@@ -86,7 +86,7 @@ def decide(policy: AbstractPolicy, stream: HostStream, policy_version: Int[Array
     keys = jax.vmap(jax.random.fold_in, (0, None))(keys, stream.tick)
     carry, decisions = jax.vmap(lambda c, t, k: policy(c, t, key=k))(stream.carry, stream.time_step, keys)
     version = jnp.broadcast_to(policy_version, (batch,))
-    return carry, _row(stream.time_step, decisions, version)
+    return carry, row_of(stream.time_step, decisions, version)
 
 
 def begin_host(env: HostEnv, policy: AbstractPolicy, *, seed: int | None, key: PRNGKeyArray) -> HostStream:
@@ -159,7 +159,7 @@ def check_legal(time_step: TimeStep) -> None:
         raise ValueError("time_step.legal: this policy would ignore the mask of legal actions; it needs None")
 
 
-def _row(time_step: TimeStep, decision: Decision, policy_version: Array) -> Step:
+def row_of(time_step: TimeStep, decision: Decision, policy_version: Array) -> Step:
     """A real row; where the episode has ended, action, log_prob and extras are void."""
     decided = (decision.action, decision.log_prob, decision.extras)
     void = jax.tree.map(jnp.zeros_like, decided)

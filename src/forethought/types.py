@@ -96,6 +96,17 @@ class Box:
     low: np.ndarray | float = -np.inf
     high: np.ndarray | float = np.inf
 
+    # By value: what is compiled for a space serves every equal one.
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Box) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[Any, ...]:
+        bounds = (np.broadcast_to(np.asarray(x, np.float64), self.shape).tobytes() for x in (self.low, self.high))
+        return (self.shape, self.dtype, *bounds)
+
     @property
     def bounded(self) -> bool:
         return bool(np.all(np.isfinite(self.low)) and np.all(np.isfinite(self.high)))
@@ -163,6 +174,15 @@ class Spec:
     """Duration of an ordinary decision in that unit; None: it varies."""
     time_limit: int | None = None
     """Decisions after which an episode is truncated, where known."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Spec) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[Any, ...]:
+        return (self.name, *self.obs.items(), self.action, self.unit, self.duration, self.time_limit)
 
 
 class PerStep(eqx.Module):

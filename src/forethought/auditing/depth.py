@@ -1,146 +1,119 @@
-"""The error of a world model by imagined depth, beside baselines that need no model."""
+"""The error of a world model by imagined depth, beside baselines that need no model, and what it says of the end.
+
+With model samples m_k and real futures y_r of one start, less their overall mean and weighted by whether the step is
+reached at all,
+
+    excess  = (mean m - mean y)^2 - var m / K - var y / R     the squared error of the model's mean, without bias
+    error   = excess + var y                                  what is left of y if the model's mean is believed
+    noise   = var y                                           irreducible; measured where y is replayed afresh (R > 1)
+
+all of them over the variance of real rows: 0 is exact, 1 is as good as knowing nothing but the mean.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import PRNGKeyArray, PyTree
+import scipy.stats
+from jaxtyping import PyTree
 
-from forethought.imagine import open_loop
-from forethought.protocols import AbstractWorldModel
-from forethought.types import Box, Outcome, Spec, Step
+from forethought.auditing.trial import Quantity, Trial, going, parts
 
-CONTEXT = 5
-"""Real rows that the model sees before it imagines."""
-
-_open_loop = eqx.filter_jit(
-    eqx.filter_vmap(lambda model, obs, action, first, key: open_loop(model, obs, action, first, key=key),
-                    in_axes=(None, 0, 0, 0, 0))
-)  # fmt: skip
+LEVEL = 0.05
+"""One-sided, of every interval here."""
 
 
-def error_by_depth(
-    model: AbstractWorldModel,
-    spec: Spec,
-    episodes: list[Step],
-    horizon: int,
-    *,
-    windows: int = 8,
-    key: PRNGKeyArray,
-) -> dict[str, Any]:
-    """Measures predictions 1 .. H steps ahead, from windows evenly spaced over real episodes.
+def moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and unbiased variance over axis 1 of [N, K, ...]; the variance of one sample is taken to be 0."""
+    return x.mean(1), x.var(1, ddof=1) if x.shape[1] > 1 else np.zeros(x[:, 0].shape)
 
-    A window is CONTEXT real rows and what followed; depths beyond its episode's end do not count. The error of a
-    quantity is the mean squared error over its elements (for discrete keys the share of wrong elements). Two
-    baselines stand beside the model: "copy last" repeats the last real row, "mean" predicts the mean of these same
-    episodes (of the rows that an action led to; for discrete keys the most frequent value of each element). The
-    model's prediction is one sample of its rollout.
 
-    Args:
-        episodes: held out from training; those that end within the context are left out.
-        windows: per episode, at most.
+def split(quantity: Quantity, which: np.ndarray) -> dict[str, np.ndarray]:
+    """Excess, noise and spread (the model's variance), and the baselines' errors, [N, H] each, over the variance."""
+    model, model_var = moments(quantity.model[..., which])
+    real, real_var = moments(quantity.real[..., which])
+    scale = np.sum(quantity.scale[which] ** 2)
+    times = quantity.model.shape[1], quantity.real.shape[1]
+    excess = (model - real) ** 2 - model_var / times[0] - real_var / times[1]
+    still = np.mean((quantity.still - quantity.real)[..., which] ** 2, 1)
+    mean = np.mean(quantity.real[..., which] ** 2, 1)
+    found = {"excess": excess, "noise": real_var, "spread": model_var, "copy last": still, "mean": mean}
+    return {name: x.sum(-1) / scale for name, x in found.items()}
 
-    Returns:
-        depth [H], episodes (how many counted), keys {key: errors}, reward, discount; errors is a dict of "model",
-        "model_sem" (standard error over episodes), "copy last" and "mean", lists [H] with None where nothing reached
-        and where a prediction was not finite.
 
-    Raises:
-        ValueError: no episode is longer than the context.
+def by_depth(x: np.ndarray, trial: Trial) -> dict[str, list[float | None]]:
+    """The mean by depth of values [N, H], and one-sided bounds on it from the spread over episodes."""
+    episodes = np.unique(trial.starts[:, 0])
+    each = [(trial.starts[:, 0] == e, trial.valid) for e in episodes]
+    rows = np.stack([_mean(x[here], valid[here]) for here, valid in each])
+    there = np.isfinite(rows) | np.isinf(rows)
+    count = there.sum(0)
+    mean = _mean(rows, there)
+    with np.errstate(invalid="ignore"):
+        sem = np.sqrt(_mean((rows - mean) ** 2, there) / np.maximum(count - 1, 1))
+    reach = scipy.stats.t.ppf(1 - LEVEL, np.maximum(count - 1, 1)) * sem
+    reach = np.where(count > 1, reach, np.inf)
+    table = {"mean": mean, "low": mean - reach, "high": mean + reach, "sem": sem}
+    return {name: [float(v) if np.isfinite(v) else None for v in row] for name, row in table.items()}
+
+
+def error_by_depth(trial: Trial, found: list[Quantity]) -> dict[str, Any]:
+    """Errors by depth of every part of every quantity: {"depth", "parts": {name: curves}}, curves as lists [H]."""
+    table = {}
+    for quantity in found:
+        for name, which in parts(quantity):
+            values = split(quantity, which)
+            values["error"] = values["excess"] + values["noise"]
+            table[name] = {key: by_depth(x, trial) for key, x in values.items()}
+            table[name]["of"] = quantity.name
+    horizon = trial.valid.shape[1]
+    return {"depth": list(range(1, horizon + 1)), "fresh": trial.fresh, "parts": table}
+
+
+def termination(trial: Trial) -> dict[str, Any] | None:
+    """How the model's ends compare with the real ones, by depth; None where it predicts none.
+
+    Returns curves as lists [H]: excess (of the probability of having terminated, over its variance), missed and false
+    (probability by which the model falls short of, or exceeds, the real one), real and model (that probability); and at
+    time limits: the model's probability of a termination there, and elsewhere where nothing terminated.
     """
-    episodes = [episode for episode in episodes if len(episode.depth) > CONTEXT]
-    if not episodes:
-        raise ValueError(f"error_by_depth: no episode is longer than the context of {CONTEXT} rows")
-    cut, owner, valid = _windows(episodes, horizon, windows)
-    reached = np.stack([valid[owner == e].any(0) for e in range(len(episodes))])
-    outcome = predictions(model, cut, key=key)
-    truth = jax.tree.map(lambda x: x[:, CONTEXT:], cut.time_step)
-    seen = jax.tree.map(lambda x: x[:, CONTEXT - 1 : CONTEXT], cut.time_step)
-    led = jax.tree.map(lambda *xs: np.concatenate([x[1:] for x in xs]), *[episode.time_step for episode in episodes])
-
-    def errors(predicted: Any, true: Any, last: Any, seen: Any, discrete: bool) -> dict[str, list[float | None]]:
-        def by_depth(guess: Any) -> np.ndarray:
-            wrong = (guess != true) if discrete else (np.asarray(guess, np.float64) - true) ** 2
-            wrong = np.broadcast_to(wrong, true.shape)
-            wrong = wrong.reshape(*valid.shape, -1).mean(-1)
-            return np.stack([_mean(wrong[owner == e], valid[owner == e]) for e in range(len(episodes))])
-
-        average = _most_frequent(seen) if discrete else seen.mean(0)
-        model_errors = by_depth(predicted)
-        table = {
-            "model": _mean(model_errors, reached),
-            "model_sem": _standard_error(model_errors, reached),
-            "copy last": _mean(by_depth(last), reached),
-            "mean": _mean(by_depth(average), reached),
-        }
-        return {name: [float(x) if np.isfinite(x) else None for x in row] for name, row in table.items()}
-
-    discrete = {key: not isinstance(space, Box) for key, space in spec.obs.items()}
+    predicted, real = trial.predicted, trial.real
+    if predicted.discount is None:
+        return None
+    survival = going(predicted) * np.clip(predicted.discount, 0, 1)
+    model, model_var = moments(survival)
+    true, true_var = moments(real.survived)
+    excess = (model - true) ** 2 - model_var / survival.shape[1] - true_var / real.survived.shape[1]
+    share = np.clip(1 - true.mean(), 0.05, 0.95)
+    stops = 1 - np.clip(predicted.discount, 0, 1).mean(1)
+    alive = (real.survived == 1).all(1) & trial.valid
+    at_limit, elsewhere = stops[trial.limit], stops[alive & ~trial.limit]
     return {
-        "depth": list(range(1, horizon + 1)),
-        "episodes": len(episodes),
-        "windows": len(owner),
-        "context": CONTEXT,
-        "unit": "mean squared error",
-        "keys": {
-            name: errors(guess, truth.obs[name], seen.obs[name], led.obs[name], discrete[name])
-            for name, guess in (outcome.obs or {}).items()
-        },
-        "reward": errors(outcome.reward, truth.reward, seen.reward, led.reward, False),
-        "discount": errors(outcome.discount, truth.discount, seen.discount, led.discount, False),
+        "excess": by_depth(excess / (share * (1 - share)), trial),
+        "missed": by_depth(model - true, trial),
+        "real": by_depth(1 - true, trial),
+        "model": by_depth(1 - model, trial),
+        "at_limit": float(at_limit.mean()) if len(at_limit) else None,
+        "elsewhere": float(elsewhere.mean()) if len(elsewhere) else None,
+        "confusion": _confusion(1 - model, 1 - true, trial.valid),
     }
 
 
-def predictions(model: AbstractWorldModel, cut: Step, *, key: PRNGKeyArray) -> Outcome:
-    """What the model imagines [N, H] after the CONTEXT first rows of windows [N, CONTEXT + H]."""
-    keys = jax.random.split(key, cut.depth.shape[0])
-    obs = jax.tree.map(lambda x: x[:, :CONTEXT], cut.time_step.obs)
-    first = cut.time_step.first[:, :CONTEXT].copy()
-    first[:, 0] = True  # as in training: a window begins like an episode, in the middle of one too
-    args = (obs, cut.action[:, :-1], first, keys)
-    return jax.tree.map(np.asarray, _open_loop(model, *args)[1])
-
-
-def _windows(episodes: list[Step], horizon: int, windows: int) -> tuple[Step, np.ndarray, np.ndarray]:
-    """Windows [N, CONTEXT + H], the episode of each, and which imagined rows [N, H] really happened."""
-    cut, owner, valid = [], [], []
-    for e, episode in enumerate(episodes):
-        rows = len(episode.depth)
-        latest = rows - CONTEXT - 1
-        spread = max(1, min(windows, latest // max(horizon // 2, 1) + 1))
-        for start in np.unique(np.linspace(0, max(latest - horizon + 1, 0), spread).astype(int)):
-            places = start + np.arange(CONTEXT + horizon)
-            cut.append(jax.tree.map(lambda x, p=places, n=rows: x[np.minimum(p, n - 1)], episode))
-            owner.append(e)
-            valid.append(places[CONTEXT:] < rows)
-    return jax.tree.map(lambda *xs: np.stack(xs), *cut), np.array(owner), np.array(valid)
+def _confusion(model: np.ndarray, real: np.ndarray, valid: np.ndarray) -> dict[str, float]:
+    """Shares of starts by (real, model) end within the horizon, at each start's last recorded step."""
+    last = valid.sum(1) - 1
+    here = last >= 0
+    m, y = (x[np.arange(len(x)), np.maximum(last, 0)][here] for x in (model, real))
+    table = {"both": y * m, "missed": y * (1 - m), "false": (1 - y) * m, "neither": (1 - y) * (1 - m)}
+    return {name: float(x.mean()) if len(x) else 0.0 for name, x in table.items()}
 
 
 def _mean(x: np.ndarray, valid: np.ndarray) -> np.ndarray:
     """The mean over axis 0 of what is valid; NaN where nothing is."""
     count = valid.sum(0)
     return np.where(count > 0, np.where(valid, x, 0.0).sum(0) / np.maximum(count, 1), np.nan)
-
-
-def _standard_error(x: np.ndarray, valid: np.ndarray) -> np.ndarray:
-    """The standard error of that mean; NaN for fewer than two values."""
-    count = valid.sum(0)
-    with np.errstate(invalid="ignore"):  # the difference of two infinities
-        squares = np.where(valid, (x - _mean(x, valid)) ** 2, 0.0).sum(0)
-    return np.where(count > 1, np.sqrt(squares / np.maximum(count - 1, 1) / np.maximum(count, 1)), np.nan)
-
-
-def _most_frequent(x: np.ndarray) -> np.ndarray:
-    """The most frequent value over axis 0 of every element; of equals, the smallest."""
-
-    def one(column: np.ndarray) -> Any:
-        values, counts = np.unique(column, return_counts=True)
-        return values[counts.argmax()]
-
-    return np.apply_along_axis(one, 0, x)
 
 
 def as_lists(tree: PyTree) -> Any:

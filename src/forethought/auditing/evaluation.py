@@ -1,4 +1,4 @@
-"""The evaluation of a trained agent: its returns beside those of no policy, and its model beside what happened."""
+"""The evaluation of a trained agent: its returns beside those of no policy, and an episode beside what is imagined of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from forethought.auditing.depth import CONTEXT, as_lists, error_by_depth
+from forethought.auditing.depth import as_lists
 from forethought.auditing.episodes import play, returns
 from forethought.collect import RandomPolicy, ZeroPolicy
 from forethought.envs.pure import SketchedEnv
@@ -17,10 +17,10 @@ from forethought.imagine import open_loop
 from forethought.protocols import AbstractEnv, AbstractPolicy, AbstractWorldModel, HeadedModel, HostEnv
 from forethought.types import Step
 
+CONTEXT = 5
+"""Real rows that the model sees before it imagines."""
 HORIZON = 45
 """Imagined steps after the context."""
-MODEL_EPISODES = 20
-"""Episodes at most on which the model is measured."""
 
 _roll = eqx.filter_jit(lambda model, obs, action, first, key: open_loop(model, obs, action, first, key=key))
 
@@ -43,7 +43,7 @@ def evaluate(
         drawn: a pure environment whose `sketch` can draw observations, real and imagined, if there is one.
 
     Returns:
-        returns {"agent", "zero action", "random"}, open_loop, error_by_depth, episode and imagined_episode.
+        returns {"agent", "zero action", "random"}, open_loop, episode and imagined_episode.
     """
     host: Any = env(min(episodes, 25))
     try:
@@ -66,8 +66,6 @@ def evaluate(
         "action": as_lists(shown.action),
         "sketch": sketch,
     }
-    measured = [episode for episode in agent[:MODEL_EPISODES] if len(episode.depth) > CONTEXT]
-    result["error_by_depth"] = error_by_depth(model, host.spec, measured, HORIZON, key=model_key) if measured else None
     if len(shown.depth) <= CONTEXT:
         return result | {"open_loop": None, "imagined_episode": None}
     return result | _open_loop(model, shown, drawn, key=model_key)

@@ -1,0 +1,122 @@
+"""Whether the model knows how uncertain it is: intervals of its samples, and the disagreement of its members."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import scipy.stats
+
+from forethought.auditing.depth import by_depth, split
+from forethought.auditing.subject import Prediction
+from forethought.auditing.trial import Quantity, Trial, parts
+from forethought.types import Box
+
+
+def dispersion(trial: Trial, found: list[Quantity]) -> dict[str, Any]:
+    """The model's variance beside what it should be, the noise and its own squared error, by part and depth.
+
+    `short` is error - 4 spread, `over` spread - 4 error (over the variance of real rows): where the first is above 0,
+    the model's standard deviation is less than half of what its errors ask for, where the second is, more than twice."""
+    table = {}
+    for quantity in found:
+        for name, which in parts(quantity):
+            values = split(quantity, which)
+            error = values["excess"] + values["noise"]
+            curves = {"spread": values["spread"], "error": error, "noise": values["noise"]}
+            curves |= {"short": error - 4 * values["spread"], "over": values["spread"] - 4 * error}
+            table[name] = {key: by_depth(x, trial) for key, x in curves.items()}
+    return table
+
+
+def coverage(trial: Trial, found: list[Quantity]) -> dict[str, Any] | None:
+    """How often intervals between the model's sorted samples hold what came, beside how often they should.
+
+    Of K samples and one real value that are drawn alike, the value lies between the i-th and the j-th smallest with
+    probability (j - i) / (K + 1). Values of discrete keys have no order and are left out, as are steps after an end.
+
+    Returns nominal [I], covered {name: [I][H]} and error, the mean |covered - nominal|, by name; None for one sample.
+    """
+    draws = trial.predicted.reward if trial.predicted.reward is not None else None
+    obs = trial.predicted.obs or {}
+    samples = draws.shape[1] if draws is not None else next(iter(obs.values())).shape[1]
+    if samples < 4:
+        return None
+    cuts = np.unique(np.round(np.array([0.05, 0.15, 0.25]) * (samples + 1)).astype(int).clip(1))
+    nominal = [(samples + 1 - 2 * int(c)) / (samples + 1) for c in cuts]
+    covered = {}
+    for quantity in found:
+        if quantity.space is not None and not isinstance(quantity.space, Box):
+            continue
+        for name, which in parts(quantity):
+            low = np.sort(quantity.model[..., which], 1)
+            there = trial.valid[:, None] & (trial.real.going == 1)
+            # A tie is a hit by half, so that a value which does not vary is neither held nor missed.
+            real = quantity.real[..., which]
+            held = []
+            for c in cuts:
+                a, b = low[:, None, c - 1], low[:, None, samples - c]
+                inside = (np.sign(real - a) - np.sign(real - b)) / 2
+                inside = np.where((a == b) & (real == a), nominal[len(held)], inside)
+                held.append(_share(inside.mean(-1), there))
+            covered[name] = held
+    if not covered:
+        return None
+    error = {name: float(np.nanmean(np.abs(np.array(held, float) - np.array(nominal)[:, None]))) for name, held in covered.items()}
+    return {"nominal": nominal, "covered": covered, "error": error, "samples": samples}
+
+
+def _share(inside: np.ndarray, there: np.ndarray) -> list[float | None]:
+    count = there.sum((0, 1))
+    share = np.where(there, inside, 0.0).sum((0, 1)) / np.maximum(count, 1)
+    return [float(x) if n else None for x, n in zip(share, count, strict=True)]
+
+
+def disagreement(trial: Trial, members: list[Prediction]) -> dict[str, Any]:
+    """Whether the members of an ensemble disagree where the ensemble is wrong.
+
+    Members are asked with the same random numbers, [N, H, ...] each. Disagreement is the variance over members, error the
+    squared error of their mean against the real futures' mean, both summed over elements that are scaled by their
+    standard deviation among the members' predictions; correlated over starts at each depth.
+
+    Returns members, copies (how many are equal to an earlier one), rank_correlation [H] and auroc [H] (of error in the
+    upper fifth), None where undefined.
+    """
+    flat = np.stack([_flat(member) for member in members])
+    copies = sum(any(np.allclose(flat[i], flat[j], rtol=1e-6, atol=1e-9) for j in range(i)) for i in range(len(flat)))
+    real = _flat(Prediction(trial.real.obs, trial.real.reward, None), members[0]).mean(1)
+    scale = np.maximum(real.std((0, 1)), 1e-6)
+    varied = (flat.var(0, ddof=1) / scale**2).sum(-1)
+    wrong = (((flat.mean(0) - real) / scale) ** 2).sum(-1)
+    ranks, areas = [], []
+    for h in range(varied.shape[1]):
+        here = trial.valid[:, h] & (trial.real.going[:, :, h] == 1).all(1)
+        x, y = varied[here, h], wrong[here, h]
+        fine = len(x) > 4 and np.ptp(x) > 0 and np.ptp(y) > 0
+        ranks.append(float(scipy.stats.spearmanr(x, y).statistic) if fine else None)
+        areas.append(_auroc(x, y > np.quantile(y, 0.8)) if fine else None)
+    return {"members": len(members), "copies": copies, "rank_correlation": ranks, "auroc": areas}
+
+
+def _auroc(score: np.ndarray, positive: np.ndarray) -> float | None:
+    """The probability that a positive has the higher score, ties counted half (Mann & Whitney 1947)."""
+    if positive.all() or not positive.any():
+        return None
+    u = scipy.stats.mannwhitneyu(score[positive], score[~positive]).statistic
+    return float(u / (positive.sum() * (~positive).sum()))
+
+
+def _flat(x: Prediction, like: Prediction | None = None) -> np.ndarray:
+    """All observations and the reward side by side, [..., D]."""
+    like = like or x
+    lead = np.ndim(x.reward) if x.reward is not None else None
+    pieces = []
+    for name in like.obs or {}:
+        assert x.obs is not None
+        value = np.asarray(x.obs[name], np.float64)
+        pieces.append(value.reshape(*value.shape[: lead or 2], -1))
+    if like.reward is not None:
+        pieces.append(np.asarray(x.reward, np.float64)[..., None])
+    return np.concatenate(pieces, -1)
+
+

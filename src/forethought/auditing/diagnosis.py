@@ -1,0 +1,179 @@
+"""What kind of fault it is: the model is asked again under a hypothesis, and one that explains the error is named.
+
+    delayed      the model does what it was told one step before
+    sign         it takes one dimension of the action for its opposite (discrete: two actions for each other)
+    keys         two observation keys of one shape stand for each other, in what it sees, in what it says, or in both
+    region       it errs in one part of the observations more than elsewhere
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import scipy.stats
+
+from forethought.auditing.depth import split
+from forethought.auditing.reality import Played
+from forethought.auditing.subject import Prediction, Subject
+from forethought.auditing.support import flat
+from forethought.auditing.trial import Quantity, Trial, quantities, unrolled
+from forethought.types import Box, Discrete, Spec, TimeStep
+
+SURE = 1e-3
+"""One-sided level at which a hypothesis has to explain more than half of the error, over episodes."""
+AHEAD = 5
+"""Steps over which a hypothesis is judged."""
+SEVERAL = 8
+"""The most action dimensions, or discrete actions, of which each (each pair) is tried."""
+
+Change = Callable[[np.ndarray], np.ndarray]
+
+
+def hypotheses(subject: Subject, spec: Spec, played: Played, trial: Trial, rows: TimeStep, *, seed: int) -> list[dict[str, Any]]:
+    """Every hypothesis with the error without and with it: {kind, where, error, explained, p}, the best first.
+
+    Errors are mean excess (depth.py) over AHEAD steps and all quantities; `explained` is the share of it that goes when
+    the model is asked under the hypothesis; p is one-sided, for its being more than half.
+    """
+    asked = _Asked(subject, spec, played, trial, rows, seed)
+    same: Change = lambda x: x  # noqa: E731
+    plain = asked(same, {}, {})
+    tried = [("delayed", "action", asked(_shifted, {}, {}))]
+    for where, change in _flips(spec):
+        tried.append(("sign", where, asked(change, {}, {})))
+    for a, b in itertools.combinations(spec.obs, 2):
+        if _alike(spec.obs[a], spec.obs[b]):
+            swap = {a: b, b: a}
+            for seen, said in (({}, swap), (swap, {}), (swap, swap)):
+                tried.append(("keys", f"{a} and {b}", asked(same, seen, said)))
+    found = []
+    for kind, where, errors in tried:
+        explained = 1 - errors.mean() / plain.mean() if plain.mean() > 0 else 0.0
+        found.append({"kind": kind, "where": where, "error": float(plain.mean()), "explained": float(explained),
+                      "p": _p(plain - 2 * errors)})  # fmt: skip
+    return sorted(found, key=lambda x: x["p"])
+
+
+class _Asked:
+    """The excess per episode [E] of the model asked under a change of actions, of the keys it sees and of those it says."""
+
+    def __init__(self, subject: Subject, spec: Spec, played: Played, trial: Trial, rows: TimeStep, seed: int):
+        self.subject, self.spec, self.played, self.trial = subject, spec, played, trial
+        self.rows, self.seed = rows, seed
+        self.samples = jax.tree.leaves(trial.predicted)[0].shape[1]
+
+    def __call__(self, change: Change, seen: dict[str, str], said: dict[str, str]) -> np.ndarray:
+        rows, places = self.played.rows, self.trial.starts
+        action = change(rows.action)
+        obs = {seen.get(name, name): x for name, x in rows.time_step.obs.items()}
+        asked = dataclasses.replace(
+            rows, action=action, time_step=dataclasses.replace(rows.time_step, obs={k: obs[k] for k in self.spec.obs})
+        )
+        latents = self.subject.filter(asked, seed=self.seed)
+        ahead = places[:, 1:] + np.arange(AHEAD)
+        plan = action[places[:, :1], np.minimum(ahead, action.shape[1] - 1)]
+        found = unrolled(self.subject, latents, places, plan, self.samples, self.seed)
+        if found.obs is not None:
+            named = {said.get(name, name): x for name, x in found.obs.items()}
+            found = found._replace(obs={name: named[name] for name in found.obs})
+        cut = first_steps(self.trial, AHEAD)._replace(predicted=found)
+        worst = np.stack([split(q, np.arange(len(q.scale)))["excess"] for q in quantities(self.spec, cut, self.rows)])
+        worst = np.where(cut.valid, np.nan_to_num(worst, nan=1e6, posinf=1e6), 0.0).sum((0, 2)) / np.maximum(cut.valid.sum(1), 1)
+        return np.array([worst[places[:, 0] == e].mean() for e in np.unique(places[:, 0])])
+
+
+def first_steps(trial: Trial, horizon: int) -> Trial:
+    """The same starts, looked at for the first steps only."""
+    cut = lambda tree: jax.tree.map(lambda x: x[:, :, :horizon], tree)  # noqa: E731
+    short = {name: getattr(trial, name)[:, :horizon] for name in ("valid", "limit", "action")}
+    return trial._replace(**short, predicted=cut(trial.predicted), real=cut(trial.real))
+
+
+def _shifted(action: np.ndarray) -> np.ndarray:
+    return np.concatenate([action[:, 1:], action[:, -1:]], 1)
+
+
+def _flips(spec: Spec) -> list[tuple[str, Change]]:
+    space = spec.action
+    if isinstance(space, Discrete):
+        pairs = list(itertools.combinations(range(space.n), 2)) if space.n <= SEVERAL else []
+        return [(f"actions {a} and {b}", lambda x, a=a, b=b: np.where(x == a, b, np.where(x == b, a, x))) for a, b in pairs]
+    size = int(np.prod(space.shape))
+    flips = []
+    for i in range(size if size <= SEVERAL else 0):
+        sign = np.where(np.arange(size) == i, -1, 1).reshape(space.shape).astype(space.dtype)
+        flips.append((f"action[{i}]", lambda x, sign=sign: x * sign))
+    return flips
+
+
+def _alike(a: Any, b: Any) -> bool:
+    what = lambda s: (type(s), s.shape, s.dtype, getattr(s, "n", None))  # noqa: E731
+    return what(a) == what(b)
+
+
+def _p(x: np.ndarray) -> float:
+    """One-sided, for the mean over episodes being above 0."""
+    if len(x) < 3 or np.ptp(x) == 0:
+        return 0.0 if len(x) >= 3 and x.mean() > 0 else 1.0
+    return float(scipy.stats.ttest_1samp(x, 0, alternative="greater").pvalue)
+
+
+def region(trial: Trial, found: list[Quantity], spec: Spec) -> dict[str, Any] | None:
+    """The half-space of one observation element in which the model's first steps err most against elsewhere.
+
+    Of every element and nine quantiles of it, the split with the largest Welch t of the excess of the first step, summed
+    over quantities. Returns where, inside, outside (mean excess), share (of starts) and p (one-sided, times the number of
+    splits tried); None where nothing can be split.
+    """
+    cut = first_steps(trial, 1)
+    excess = sum(split(first_of(q), np.arange(len(q.scale)))["excess"] for q in found)
+    excess = np.nan_to_num(np.asarray(excess)[:, 0], nan=1e6, posinf=1e6)[cut.valid[:, 0]]
+    x = flat(spec, trial.obs)[cut.valid[:, 0]]
+    names = [f"{key}[{i}]" for key, space in spec.obs.items() for i in range(_size(space))]
+    best, tried = None, 0
+    for i, name in enumerate(names):
+        for q in np.unique(np.quantile(x[:, i], np.linspace(0.1, 0.9, 9))):
+            for above in (True, False):
+                inside = x[:, i] > q if above else x[:, i] <= q
+                if min(inside.sum(), (~inside).sum()) < 8:
+                    continue
+                tried += 1
+                a, b = excess[inside], excess[~inside]
+                t = (a.mean() - b.mean()) / np.sqrt(a.var(ddof=1) / len(a) + b.var(ddof=1) / len(b) + 1e-24)
+                if best is None or t > best[0]:
+                    best = (t, f"{name} {'>' if above else '<='} {q:.3g}", a, b)
+    if best is None:
+        return None
+    _, where, a, b = best
+    p = scipy.stats.ttest_ind(a, b, equal_var=False, alternative="greater").pvalue if np.ptp(a) > 0 or np.ptp(b) > 0 else 1.0
+    return {"where": where, "inside": float(a.mean()), "outside": float(b.mean()),
+            "share": len(a) / len(excess), "p": min(1.0, float(p) * tried)}  # fmt: skip
+
+
+def first_of(quantity: Quantity) -> Quantity:
+    cut = lambda x: x[:, :, :1]  # noqa: E731
+    return quantity._replace(model=cut(quantity.model), real=cut(quantity.real), still=cut(quantity.still))
+
+
+def _size(space: Any) -> int:
+    if isinstance(space, Discrete):
+        return space.n
+    return int(np.prod(space.shape)) if isinstance(space, Box) else sum(space.n)
+
+
+def broken(*predictions: Prediction) -> dict[str, int]:
+    """How many predicted values were not finite, by what they are of."""
+    counts: dict[str, int] = {}
+    for found in predictions:
+        named = {**(found.obs or {}), "reward": found.reward, "discount": found.discount}
+        for name, x in named.items():
+            if x is not None and x.dtype.kind == "f":
+                counts[name] = counts.get(name, 0) + int(np.sum(~np.isfinite(x)))
+    return {name: count for name, count in counts.items() if count}
+
+

@@ -1,0 +1,64 @@
+"""How far what a model imagines lies from the data: distances to the nearest real rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.spatial
+from jaxtyping import Float
+
+from forethought.auditing.trial import elements
+from forethought.types import Spec, TimeStep
+
+ROWS = 5000
+"""The most real rows that are kept to compare with."""
+NEAR = 0.99
+"""A point is out of support where it is farther from the data than this share of held-out real rows."""
+
+
+class Support:
+    """Real rows, scaled by their standard deviation, and how far apart real rows of different episodes are."""
+
+    def __init__(self, spec: Spec, episodes: list[TimeStep], rng: np.random.Generator):
+        """Half of the episodes are what is compared with, the other half says how far a real row may be."""
+        half = max(len(episodes) // 2, 1)
+        known, held = (
+            np.concatenate([flat(spec, e.obs) for e in some]) for some in (episodes[:half], episodes[half:] or episodes)
+        )
+        self.spec, self.mean = spec, known.mean(0)
+        self.scale = np.maximum(known.std(0), 1e-3 * np.maximum(1.0, np.abs(self.mean)))
+        self.tree = scipy.spatial.KDTree(self._scaled(known[rng.permutation(len(known))[:ROWS]]))
+        self.radius = float(np.quantile(self._nearest(held[rng.permutation(len(held))[:ROWS]]), NEAR))
+
+    def distance(self, obs: dict[str, np.ndarray]) -> Float[np.ndarray, "*batch"]:
+        """Distances to the nearest real row, in units of `radius`: above 1 is out of support; infinite if not finite."""
+        x = flat(self.spec, obs)
+        return (self._nearest(x.reshape(-1, x.shape[-1])) / max(self.radius, 1e-9)).reshape(x.shape[:-1])
+
+    def _nearest(self, x: np.ndarray) -> np.ndarray:
+        fine = np.isfinite(x).all(-1)
+        found = np.full(len(x), np.inf)
+        found[fine] = self.tree.query(self._scaled(x[fine]))[0]
+        return found
+
+    def _scaled(self, x: np.ndarray) -> np.ndarray:
+        return (x - self.mean) / self.scale / np.sqrt(x.shape[-1])
+
+
+def flat(spec: Spec, obs: dict[str, Any]) -> Any:
+    """All observation keys side by side, [..., D], discrete ones as one-hot vectors; NumPy's or JAX's, as they come."""
+    pieces = [elements(space, obs[name]) for name, space in spec.obs.items()]
+    return (jnp if isinstance(pieces[0], jax.Array) else np).concatenate(pieces, -1)
+
+
+def by_depth(support: Support, obs: dict[str, np.ndarray], going: np.ndarray) -> dict[str, Any]:
+    """Of imagined observations [N, H, ...] that are reached with probability `going` [N, H]: the share out of support
+    and the median distance, by depth."""
+    distance = support.distance(obs)
+    weight = np.where(going > 0.5, 1.0, 0.0)
+    share = (weight * (distance > 1)).sum(0) / np.maximum(weight.sum(0), 1)
+    middle = [float(np.median(d[w > 0])) if (w > 0).any() else None for d, w in zip(distance.T, weight.T, strict=True)]
+    return {"outside": share.tolist(), "median": middle, "radius": support.radius}

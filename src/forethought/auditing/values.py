@@ -1,0 +1,161 @@
+"""What a model promises of a policy, beside what the policy earns: ranking, and policies that were sought in the model."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.stats
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+
+from forethought import collect
+from forethought.auditing.reality import Played, Reality
+from forethought.auditing.subject import Subject
+from forethought.auditing.support import flat
+from forethought.protocols import AbstractPolicy
+from forethought.types import Decision, Discrete, Spec, TimeStep
+
+
+class Dream(NamedTuple):
+    """What a policy does and gets in a model, [N, H]."""
+
+    obs: dict[str, np.ndarray]
+    reward: np.ndarray
+    going: np.ndarray
+
+    def returns(self) -> np.ndarray:
+        return np.sum(self.reward * self.going, 1)
+
+
+@eqx.filter_jit
+def _act(policy: AbstractPolicy, carry: Any, time_step: TimeStep, key: Any) -> Any:
+    keys = jax.random.split(key, time_step.reward.shape[0])
+    return jax.vmap(lambda c, t, k: policy(c, t, key=k))(carry, time_step, keys)
+
+
+def dream(
+    subject: Subject, latent: PyTree, start: TimeStep, policy: AbstractPolicy, horizon: int, *, seed: int
+) -> Dream:
+    """Lets a policy act in a model from episodes' first rows [N], on the observations that the model predicts.
+
+    Raises ValueError for a model that predicts no observations or no reward."""
+    num = len(start.reward)
+    carry = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x)[None], num, 0), policy.initial())
+    time_step, going, rows = jax.tree.map(jnp.asarray, start), np.ones(num), []
+    for h in range(horizon):
+        carry, decision = _act(policy, carry, time_step, jax.random.fold_in(jax.random.key(seed), h))
+        latent, found = subject.imagine(latent, np.asarray(decision.action), seed=seed + 7919 * (h + 1))
+        if found.obs is None or found.reward is None:
+            raise ValueError("a policy that acts on observations needs a model that predicts them, and rewards")
+        rows.append((found.obs, found.reward, going))
+        if found.discount is not None:
+            going = going * np.clip(found.discount, 0, 1)
+        zeros = np.zeros(num, bool)
+        time_step = dataclasses.replace(
+            time_step, obs=found.obs, reward=np.asarray(found.reward, np.float32), first=zeros, last=zeros
+        )
+        time_step = jax.tree.map(jnp.asarray, time_step)
+    return Dream(*jax.tree.map(lambda *xs: np.stack(xs, 1), *rows))
+
+
+def start(played: Played) -> TimeStep:
+    """The first rows [E] of what was played."""
+    return jax.tree.map(lambda x: x[:, 0], played.rows.time_step)
+
+
+def real_returns(played: Played, horizon: int) -> Float[np.ndarray, " E"]:
+    """What the first `horizon` decisions of each episode brought."""
+    reward = played.rows.time_step.reward[:, 1 : horizon + 1].astype(np.float64)
+    return np.where(np.arange(1, reward.shape[1] + 1) < played.length[:, None], reward, 0.0).sum(1)
+
+
+def ranking(promised: dict[str, np.ndarray], real: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Kendall's tau-b of the policies' mean returns, promised and real, and the regret of the model's choice.
+
+    The regret is what the policy that the model ranks first falls short of the best one's real mean, over the range of
+    the real means (0: the model chooses the best); `error` the largest |promised - real| mean over that range. Both with
+    standard errors over episodes, None with fewer than two policies."""
+    names = list(promised)
+    p, r = (np.array([table[name].mean() for name in names]) for table in (promised, real))
+    variance = lambda table: np.array([table[n].var(ddof=1) / len(table[n]) for n in names])  # noqa: E731
+    noise, both = variance(real), variance(real) + variance(promised)
+    width = np.ptp(r)
+    body = {
+        "policies": {n: {"promised": float(a), "real": float(b), "error": float(e)} for n, a, b, e in zip(names, p, r, np.sqrt(both), strict=True)},
+        "tau": None, "regret": None, "regret_error": None, "range": float(width),
+    }  # fmt: skip
+    if len(names) < 2 or width == 0:
+        return body
+    best, chosen = int(r.argmax()), int(p.argmax())
+    return body | {
+        "tau": float(scipy.stats.kendalltau(p, r).statistic),
+        "regret": float((r[best] - r[chosen]) / width),
+        "regret_error": float(np.sqrt(noise[best] + noise[chosen]) / width) if best != chosen else 0.0,
+        "chosen": names[chosen],
+        "best": names[best],
+    }
+
+
+class LinearPolicy(AbstractPolicy):
+    """tanh of a linear map of the scaled observation, or the action of the largest element of one."""
+
+    weight: Float[Array, "A D"]
+    mean: Float[Array, " D"]
+    scale: Float[Array, " D"]
+    spec: Spec = eqx.field(static=True)
+
+    def initial(self) -> None:
+        return None
+
+    def __call__(self, carry: None, time_step: TimeStep, *, key: PRNGKeyArray) -> tuple[None, Decision]:
+        collect.check_legal(time_step)
+        seen = flat(self.spec, jax.tree.map(jnp.asarray, time_step.obs))
+        out = self.weight @ jnp.append((seen - self.mean) / self.scale, 1.0)
+        return None, Decision(_chosen(self.spec, out, jnp), jnp.zeros(()))
+
+
+def _chosen(spec: Spec, out: Any, np_: Any) -> Any:
+    if isinstance(spec.action, Discrete):
+        return np_.argmax(out, -1).astype(np_.int32)
+    return np_.tanh(out).reshape(*out.shape[:-1], *spec.action.shape).astype(np_.float32)
+
+
+def sought(
+    subject: Subject, spec: Spec, latent: PyTree, obs: dict[str, np.ndarray], scale: tuple[np.ndarray, np.ndarray],
+    horizon: int, *, population: int = 32, iterations: int = 10, seed: int,
+) -> LinearPolicy:  # fmt: skip
+    """The linear policy that earns most in the model, by the cross-entropy method over its weights.
+
+    Args:
+        latent, obs: at starts [N].
+        scale: mean and standard deviation [D] of flat observations.
+    """
+    rng = np.random.default_rng(seed)
+    starts, inputs = len(next(iter(obs.values()))), len(scale[0]) + 1
+    outputs = spec.action.n if isinstance(spec.action, Discrete) else int(np.prod(spec.action.shape))
+    mean, spread = np.zeros((outputs, inputs)), np.full((outputs, inputs), 1.0)
+    many = jax.tree.map(lambda x: np.concatenate([x] * population), (latent, obs))
+    for iteration in range(iterations):
+        weights = mean + spread * rng.normal(size=(population, outputs, inputs))
+        latents, seen = many
+        total, going = np.zeros(population * starts), np.ones(population * starts)
+        for h in range(horizon):
+            x = (flat(spec, seen) - scale[0]) / scale[1]
+            x = np.concatenate([x, np.ones((len(x), 1))], 1).reshape(population, starts, inputs)
+            out = np.einsum("pai,psi->psa", weights, x).reshape(population * starts, outputs)
+            latents, found = subject.imagine(latents, _chosen(spec, out, np), seed=seed + 104729 * iteration + h)
+            assert found.reward is not None and found.obs is not None
+            total += going * found.reward
+            if found.discount is not None:
+                going = going * np.clip(found.discount, 0, 1)
+            seen = found.obs
+        score = total.reshape(population, starts).mean(1)
+        score = np.where(np.isfinite(score), score, -np.inf)
+        elite = weights[np.argsort(-score)[: population // 4]]
+        mean, spread = elite.mean(0), elite.std(0) + 0.02
+    arrays = (jnp.asarray(x, jnp.float32) for x in (mean, *scale))
+    return LinearPolicy(*arrays, spec)

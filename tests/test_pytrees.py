@@ -16,6 +16,7 @@ from forethought.algos import aligned, dreamer
 from forethought.envs import control, distractor, tabular
 from forethought.envs.distract import distract
 from forethought.envs.pure import Repeated
+from forethought.models.oracle import Oracle
 from forethought.ops import dists, stats
 from forethought.run import Agent
 from forethought.types import Box, Discrete, Outcome, PerStep, PerTime
@@ -47,7 +48,7 @@ def examples():
         nets.MLP(2, 3, 1, 2, key=KEY), nets.Layer(2, 3, key=KEY), nets.Dense(2, 3, key=KEY),
         nets.BlockDense(2, 3, 4, key=KEY), nets.RMSNorm(3),
         pair.params.model(aligned.Config()), pair.partner, pair.params.actor, pair.slow, aligned.Factors(),
-        distracted, distracted.reset(key=KEY)[0], pure.agent.params.sight,
+        distracted, distracted.reset(key=KEY)[0], pure.agent.params.sight, Oracle(pendulum),
     ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from forethought.envs.pure import SketchedEnv, first_step, next_step, within_bounds
+from forethought.envs.pure import ObservedEnv, SketchedEnv, first_step, next_step, within_bounds
 from forethought.types import Box, Spec, TimeStep
 
 
@@ -20,7 +20,7 @@ class MechanicalState(eqx.Module):
     elapsed: Int[Array, ""]
 
 
-class Pendulum(SketchedEnv):
+class Pendulum(SketchedEnv, ObservedEnv):
     """A torque-limited pendulum that is to be swung up and held: Gymnasium's `Pendulum-v1`.
 
     Observation 'obs' [3]: cos(angle), sin(angle), angular velocity in rad/s; angle 0 is upright. The action
@@ -66,6 +66,11 @@ class Pendulum(SketchedEnv):
     def _observe(self, state: MechanicalState) -> dict[str, Float[Array, " 3"]]:
         parts = jnp.cos(state.position), jnp.sin(state.position), state.velocity
         return {"obs": jnp.concatenate(parts).astype(jnp.float32)}
+
+    def state(self, obs: dict[str, Array]) -> MechanicalState:
+        """The angle is in [-pi, pi]: whole turns are not observed, and nothing depends on them."""
+        cos, sin, velocity = obs["obs"]
+        return MechanicalState(jnp.arctan2(sin, cos)[None], velocity[None], jnp.zeros((), jnp.int32))
 
     def sketch(self, obs: dict[str, Array | np.ndarray]) -> Float[np.ndarray, "1 5"]:
         """Draws the rod; a positive angle leans to the left, as in Gymnasium's own picture."""
@@ -152,7 +157,7 @@ def _runge_kutta(
     return position + sixth * (v1 + 2 * (v2 + v3) + v4), velocity + sixth * (a1 + 2 * (a2 + a3) + a4)
 
 
-class CartPoleSwingUp(SketchedEnv):
+class CartPoleSwingUp(SketchedEnv, ObservedEnv):
     """A cart that swings its pole up and holds it in the middle: DMControl's `cartpole-swingup`.
 
     Observations: 'position' [3] = x in m, cos(angle), sin(angle); 'velocity' [2] = m/s, rad/s; angle 0 is upright.
@@ -202,6 +207,11 @@ class CartPoleSwingUp(SketchedEnv):
         x, angle = state.position
         position = jnp.stack([x, jnp.cos(angle), jnp.sin(angle)])
         return {"position": position.astype(jnp.float32), "velocity": state.velocity.astype(jnp.float32)}
+
+    def state(self, obs: dict[str, Array]) -> MechanicalState:
+        """The angle is in [-pi, pi]: whole turns are not observed, and nothing depends on them."""
+        x, cos, sin = obs["position"]
+        return MechanicalState(jnp.stack([x, jnp.arctan2(sin, cos)]), obs["velocity"], jnp.zeros((), jnp.int32))
 
     def sketch(self, obs: dict[str, Array | np.ndarray]) -> Float[np.ndarray, "3 5"]:
         """Draws rail, cart and pole; the rail is 1 m above the ground."""

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from forethought.envs.pure import first_step, next_step, within_bounds
-from forethought.protocols import AbstractEnv
+from forethought.envs.pure import ObservedEnv, first_step, next_step, within_bounds
 from forethought.types import Box, Spec, TimeStep
 
 
@@ -20,7 +19,7 @@ class DistractorState(eqx.Module):
     elapsed: Int[Array, ""]
 
 
-class Distractor(AbstractEnv):
+class Distractor(ObservedEnv):
     """Four dimensions, of which 0 (controlled) and 1 (left alone) are rewarded and 2 and 3 distract.
 
     Observation 'obs' [4] is the state s. With action a [1] and independent e ~ N(0, noise^2) per dimension,
@@ -69,6 +68,9 @@ class Distractor(AbstractEnv):
         state = DistractorState(vector, state.elapsed + 1)
         reward = 1 - vector[0] ** 2 - vector[1] ** 2
         return state, next_step({"obs": vector}, reward, elapsed=state.elapsed, time_limit=self.horizon)
+
+    def state(self, obs: dict[str, Array]) -> DistractorState:
+        return DistractorState(obs["obs"], jnp.zeros((), jnp.int32))
 
     def open_loop_return(self, spread: float = 0.0) -> float:
         """The expected undiscounted return of actions a ~ N(0, spread^2) whatever is seen: 0 does nothing."""

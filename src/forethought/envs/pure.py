@@ -24,6 +24,14 @@ class SketchedEnv(AbstractEnv):
         """Line segments (x0, y0, x1, y1, radius) in metres, y up, that draw one unbatched observation."""
 
 
+class ObservedEnv(AbstractEnv):
+    """A pure environment whose observation shows its whole state, so that its exact model can be asked from any row."""
+
+    @abc.abstractmethod
+    def state(self, obs: dict[str, Array]) -> PyTree:
+        """The state that shows this observation, with the decisions of the episode so far set to 0."""
+
+
 class Repeated(AbstractEnv):
     """Takes every action `times` times: rewards are summed, and the end of an episode ends the repetition.
 

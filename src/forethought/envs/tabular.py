@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from forethought.envs.pure import first_step, next_step
-from forethought.protocols import AbstractEnv
+from forethought.envs.pure import ObservedEnv, first_step, next_step
 from forethought.types import Discrete, Spec, TimeStep
 
 
@@ -20,7 +19,7 @@ class TabularState(eqx.Module):
     elapsed: Int[Array, ""]
 
 
-class Tabular(AbstractEnv):
+class Tabular(ObservedEnv):
     """A Markov decision process of S states and A actions, given by its tables.
 
     Observation 'state': the state's index. In state s, action a leads to state p with probability
@@ -94,6 +93,9 @@ class Tabular(AbstractEnv):
             time_limit=self.time_limit,
             terminated=terminated,
         )
+
+    def state(self, obs: dict[str, Array]) -> TabularState:
+        return TabularState(obs["state"], jnp.zeros((), jnp.int32))
 
     def policy_values(
         self, policy: Float[np.ndarray, "S A"], gamma: float

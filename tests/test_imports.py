@@ -12,7 +12,7 @@ types  tree  devices  protocols
 ops  ops.returns  ops.losses  ops.dists  ops.stats  ops.loops  ops.align  ops.bounds
 nets
 envs.single  envs.spaces  envs.sketch  envs.probe  envs.seat  envs.workers  envs.host  envs.gym  envs.dmc
-envs.pure  envs.tabular  envs.distractor  envs.control  envs.hosted  envs.distract  envs  envs.check
+envs.pure  envs.tabular  envs.distractor  envs.control  envs.trial  envs.hosted  envs.distract  envs  envs.check
 imagine  collect  replay  packing  checkpoint
 models  models.oracle  models.rssm  models.coded  models.sight  models.actor_critic
 loop

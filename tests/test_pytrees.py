@@ -13,7 +13,7 @@ import pytest
 import forethought
 from forethought import collect, loop, nets
 from forethought.algos import aligned, dreamer
-from forethought.envs import control, distractor, tabular
+from forethought.envs import control, distractor, tabular, trial
 from forethought.envs.distract import distract
 from forethought.envs.pure import Repeated
 from forethought.models.oracle import Oracle
@@ -49,6 +49,7 @@ def examples():
         nets.BlockDense(2, 3, 4, key=KEY), nets.RMSNorm(3),
         pair.params.model(aligned.Config()), pair.partner, pair.params.actor, pair.slow, aligned.Factors(),
         distracted, distracted.reset(key=KEY)[0], pure.agent.params.sight, Oracle(pendulum),
+        trial.Hover(), trial.Balance(), trial.Grid(), trial.Grid().reset(key=KEY)[0],
     ]  # fmt: skip
 
 

@@ -9,11 +9,13 @@ from forethought.collect import RandomPolicy
 from forethought.envs.control import CartPoleSwingUp, MechanicalState, Pendulum
 from forethought.envs.distractor import Distractor
 from forethought.envs.tabular import corridor
+from forethought.envs.trial import Balance, Grid, Hover
 from forethought.imagine import open_loop
 from forethought.models.oracle import Oracle
 
 KEY = jax.random.key(0)
 ENVS = {env.spec.name: env for env in (Pendulum(), CartPoleSwingUp(), Distractor(), corridor(4))}
+ENVS |= {env.spec.name: env for env in (Hover(), Balance(), Grid())}
 
 
 def some_actions(env, count):

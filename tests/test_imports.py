@@ -14,7 +14,7 @@ nets
 envs.single  envs.spaces  envs.sketch  envs.probe  envs.seat  envs.workers  envs.host  envs.gym  envs.dmc
 envs.pure  envs.tabular  envs.distractor  envs.control  envs.trial  envs.hosted  envs.distract  envs  envs.check
 imagine  collect  replay  packing  checkpoint
-models  models.oracle  models.rssm  models.coded  models.sight  models.actor_critic
+models  models.oracle  models.members  models.planted  models.rssm  models.coded  models.sight  models.actor_critic
 loop
 auditing  auditing.depth  auditing.episodes  auditing.evaluation
 algos  algos.dreamer  algos.aligned

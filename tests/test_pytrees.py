@@ -16,7 +16,9 @@ from forethought.algos import aligned, dreamer
 from forethought.envs import control, distractor, tabular, trial
 from forethought.envs.distract import distract
 from forethought.envs.pure import Repeated
+from forethought.models.members import ensemble
 from forethought.models.oracle import Oracle
+from forethought.models.planted import planted
 from forethought.ops import dists, stats
 from forethought.run import Agent
 from forethought.types import Box, Discrete, Outcome, PerStep, PerTime
@@ -50,6 +52,8 @@ def examples():
         pair.params.model(aligned.Config()), pair.partner, pair.params.actor, pair.slow, aligned.Factors(),
         distracted, distracted.reset(key=KEY)[0], pure.agent.params.sight, Oracle(pendulum),
         trial.Hover(), trial.Balance(), trial.Grid(), trial.Grid().reset(key=KEY)[0],
+        ensemble(trial.Hover()), ensemble(trial.Hover()).members[0], planted(trial.Hover(), "region_bias", 0.5),
+        planted(trial.Hover(), "region_bias", 0.5).initial(),
     ]  # fmt: skip
 
 

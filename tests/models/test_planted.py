@@ -1,31 +1,24 @@
 """Every planted fault against the exact model under the same keys: it changes what it says, and nothing else."""
 
 import dataclasses
+from pathlib import Path
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from planted_pairs import ACTIONS, CONTINUOUS, ENVS, KEY, SURE, pair, same, seen
 
 from forethought.collect import RandomPolicy
 from forethought.envs.control import Pendulum
-from forethought.envs.trial import PITS, Balance, Grid, Hover
+from forethought.envs.trial import PITS, Hover
 from forethought.imagine import open_loop
 from forethought.models import planted as module
 from forethought.models.oracle import Oracle
 from forethought.models.planted import CORNER_SHARES, FAULTS, planted
 
-KEY = jax.random.key(0)
-ENVS = {"jax/hover": Hover(), "jax/balance": Balance(), "jax/grid": Grid()}
-SURE = {"jax/hover": Hover(noise=0.0), "jax/balance": Balance(noise=0.0), "jax/grid": Grid(noise=0.0)}
-CONTINUOUS = ["jax/hover", "jax/balance"]
-
-
-@eqx.filter_jit
-def taken(model, latent, action, keys):
-    """One imagined step per key: (latents, outcomes), with a leading axis."""
-    return jax.vmap(lambda key: model.imagine(latent, jnp.asarray(action), key=key))(keys)
+DOCS = Path(__file__).parents[2] / "docs" / "planted.md"
 
 
 @eqx.filter_jit
@@ -37,37 +30,6 @@ def rollouts(model, obs, actions, keys):
         return open_loop(model, obs, actions, jnp.ones(1, bool), key=key)
 
     return jax.vmap(one)(obs, actions, keys)
-
-
-def seen(model, position=(0.1, 0.2), velocity=(0.3, -0.4), previous=None, elapsed=0):
-    """The latent after a row that shows this state, `elapsed` decisions into an episode; Grid's cell is `position`."""
-    env = model.env
-    if isinstance(env, Grid):
-        obs = {name: jnp.int32(x) for name, x in zip(("row", "column"), position, strict=True)}
-    else:
-        obs = {"position": jnp.float32(position), "velocity": jnp.float32(velocity)}
-    previous = env.spec.action.void() if previous is None else previous
-    latent = model.observe(model.initial(), jnp.asarray(previous), obs, jnp.ones((), bool), key=KEY)
-    for _ in range(elapsed):
-        latent = model.observe(latent, jnp.asarray(previous), obs, jnp.zeros((), bool), key=KEY)
-    return latent
-
-
-def pair(name, fault, magnitude, action, *, envs=ENVS, draws=1, **row):
-    """The faulty model's step and the exact one's from the same row, under `draws` keys each."""
-    model, exact, keys = planted(envs[name], fault, magnitude), Oracle(envs[name]), jax.random.split(KEY, draws)
-    latent, found = taken(model, seen(model, **row), action, keys)
-    state, expected = taken(exact, seen(model, **row).state, action, keys)
-    return (latent.state, found), (state, expected)
-
-
-def same(found, expected, **tolerance):
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, **({"rtol": 1e-6, "atol": 1e-6} | tolerance))
-
-
-ACTIONS = {"jax/hover": jnp.array([0.8, -0.4]), "jax/balance": jnp.array([0.8]), "jax/grid": jnp.int32(3)}
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +80,8 @@ def test_every_fault_is_named_explained_and_grows():
     for fault, magnitudes in FAULTS.items():
         assert fault == "identical_members" or getattr(module, fault).__doc__
         assert list(magnitudes) == sorted(set(magnitudes)) and magnitudes[0] > 0
+    rows = [line.split("|") for line in DOCS.read_text().splitlines() if line.startswith("| `") and "jax/" not in line]
+    assert {row[1].strip(" `"): tuple(float(x) for x in row[2:5]) for row in rows} == FAULTS
     with pytest.raises(ValueError, match="fault: 'late_drfit' is unknown; nearest: late_drift"):
         planted(Hover(), "late_drfit", 1.0)
     with pytest.raises(ValueError, match="jax/pendulum: faults are planted in models of jax/hover"):
@@ -218,68 +182,6 @@ def test_time_limit_termination_counts_real_and_imagined_rows(name):
     expected = np.ones(limit)
     expected[limit - 6] = 0.4
     np.testing.assert_allclose(discount, expected, rtol=1e-6)
-
-
-@pytest.mark.parametrize("name", CONTINUOUS)
-def test_delayed_action_blends_with_the_one_before(name):
-    size = ENVS[name].spec.action.shape
-    previous, action = jnp.full(size, -0.6), jnp.full(size, 0.8)
-    model, exact = planted(ENVS[name], "delayed_action", 0.25), Oracle(ENVS[name])
-    for latent, effective in (
-        (seen(model, previous=previous), 0.8),  # on a first row the action argument is void
-        (seen(model, previous=previous, elapsed=1), 0.75 * 0.8 - 0.25 * 0.6),
-        (model.imagine(seen(model), previous, key=KEY)[0], 0.75 * 0.8 - 0.25 * 0.6),
-    ):
-        found, outcome = model.imagine(latent, action, key=KEY)
-        same((found.state, outcome), exact.imagine(latent.state, jnp.full(size, effective), key=KEY))
-        np.testing.assert_array_equal(found.previous, action)
-
-
-@pytest.mark.parametrize("name", CONTINUOUS)
-@pytest.mark.parametrize("fault, factors", [("action_sign", [-0.3, 1.0]), ("ignores_action", [0.7, 0.7])])
-def test_faulty_actions_are_other_actions_to_the_exact_model(name, fault, factors):
-    action = ACTIONS[name]
-    found, _ = pair(name, fault, 0.3, action)
-    _, exact = pair(name, fault, 0.3, action * jnp.array(factors[: action.size]))
-    same(found, exact)
-
-
-@pytest.mark.parametrize(
-    "fault, action, shares",
-    [
-        ("delayed_action", 3, [0, 0.4, 0, 0.6]),  # the one before was 1
-        ("action_sign", 2, [0, 0, 0.6, 0.4]),
-        ("action_sign", 3, [0, 0, 0.4, 0.6]),
-        ("action_sign", 1, [0, 1, 0, 0]),
-        ("ignores_action", 0, [0.7, 0.1, 0.1, 0.1]),
-    ],
-)
-def test_faulty_moves_come_with_their_probability(fault, action, shares):
-    """4000 draws: a share of 0.4 has a standard error of 0.0077."""
-    row = dict(position=(5, 2), previous=jnp.int32(1), elapsed=1)
-    (state, _), _ = pair("jax/grid", fault, 0.4, action, envs=SURE, draws=4000, **row)
-    arrived = [(4, 2), (6, 2), (5, 1), (5, 3)]
-    found = [np.mean((state.row == row) & (state.column == column)) for row, column in arrived]
-    np.testing.assert_allclose(found, shares, atol=0.035)
-
-
-@pytest.mark.parametrize("name", CONTINUOUS)
-def test_overconfident_shrinks_and_mode_collapse_drops_the_noise(name):
-    """What the velocity is beyond that without noise: 0.75 of the exact model's, or at times nothing."""
-    (calm, _), _ = pair(name, "overconfident", 1.0, ACTIONS[name])
-    found, exact = pair(name, "overconfident", 0.25, ACTIONS[name], draws=2000)
-    same(found[0].velocity - calm.velocity, 0.75 * (exact[0].velocity - calm.velocity), atol=1e-5)
-    found, exact = pair(name, "mode_collapse", 0.3, ACTIONS[name], draws=2000)
-    collapsed = np.all(np.abs(found[0].velocity - calm.velocity) < 1e-6, axis=1)
-    assert collapsed.mean() == pytest.approx(0.3, abs=0.045)  # standard error 0.01
-    same(found[0].velocity[~collapsed], exact[0].velocity[~collapsed])
-
-
-@pytest.mark.parametrize("fault, m, slips", [("overconfident", 0.5, 0.1), ("mode_collapse", 0.75, 0.05)])
-def test_grid_slips_less_often_or_at_fewer_steps(fault, m, slips):
-    """Slips to either side come with probability 0.2; 4000 draws, standard error below 0.005."""
-    (state, _), _ = pair("jax/grid", fault, m, 3, draws=4000, position=(5, 2))
-    assert np.mean(state.row != 5) == pytest.approx(slips, abs=0.02)
 
 
 @pytest.mark.parametrize("name", ENVS)

@@ -1,4 +1,4 @@
-"""The command line: train, resume, evaluate, look at a run, check an environment, and run a study.
+"""The command line: train, resume, evaluate, look at runs and compare them, check an environment, run a study.
 
 Exit status: 0 success, 1 a check that was asked for does not hold, 2 bad input or a failure, with one line on
 stderr; 130 and 143 for a run that SIGINT or SIGTERM stopped after a checkpoint.
@@ -131,6 +131,46 @@ def _eval(args: Any, begin: float) -> tuple[int, Any]:
     return 0, result
 
 
+def _audit(args: Any, begin: float) -> tuple[int, Any]:
+    from forethought import report, run
+    from forethought.auditing.verdict import USES, Tolerances
+
+    tolerances = Tolerances.read(args.tolerances) if args.tolerances else None
+    console = _console(args)
+    with console.status("auditing") as status:
+        found = run.examine(
+            args.directory, env=args.env, policies=args.policies, horizon=args.horizon, episodes=args.episodes,
+            tolerances=tolerances, uses=args.uses or USES, seed=args.seed, data=_recorded(args),
+            progress=lambda what: status.update(f"auditing: {what}"),
+        )  # fmt: skip
+    report.write(args.directory)
+    _say_verdict(args, found)
+    console.print(f"{args.directory / 'report.html'} shows it all", soft_wrap=True)
+    return (1 if found.verdict["status"] == "fail" else 0), found.as_dict() | {"seconds": time.monotonic() - begin}
+
+
+def _recorded(args: Any) -> Any:
+    """The episodes of a Minari dataset, where one is named instead of an environment."""
+    if args.minari is None:
+        return None
+    from forethought import data
+
+    return data.from_minari(args.minari)[0]
+
+
+def _say_verdict(args: Any, found: Any) -> None:
+    """The verdict by use as a table, and what was found wrong."""
+    from rich.table import Table
+
+    table = Table(title=f"{found.about['env']}, {found.verdict['horizon']} imagined steps", title_justify="left")
+    for column in ("use", "verdict", "holds up to step", "why"):
+        table.add_column(column)
+    for use, said in found.verdict["uses"].items():
+        steps = "" if said["safe_horizon"] is None else str(said["safe_horizon"])
+        table.add_row(use, said["status"], steps, "\n".join(said["reasons"]))
+    _console(args).print(table)
+
+
 def _report(args: Any, begin: float) -> tuple[int, Any]:
     from forethought import report, settings
 
@@ -138,6 +178,20 @@ def _report(args: Any, begin: float) -> tuple[int, Any]:
         settings.read(directory)
         _console(args).print(str(report.write(directory)), soft_wrap=True)
     return 0, {"reports": [str(directory / "report.html") for directory in args.directories]}
+
+
+def _compare(args: Any, begin: float) -> tuple[int, Any]:
+    import numpy as np
+
+    from forethought import compare, compare_page
+    from forethought.logs import errors_name
+
+    result = compare.compare(args.directories, args.range, rng=np.random.default_rng(0))
+    with errors_name(args.out):
+        compare_page.write(args.out, result)
+    for line in (result["summary"], f"{args.out} shows it all"):
+        _console(args).print(line, soft_wrap=True)
+    return 0, result | {"page": str(args.out)}
 
 
 def _check(args: Any, begin: float) -> tuple[int, Any]:
@@ -185,11 +239,14 @@ def _study_agents(args: Any, say: Any) -> int:
 
 
 STUDIES = {"alignment": _study_alignment, "agents": _study_agents}
-COMMANDS = {"train": _train, "demo": _demo, "eval": _eval, "report": _report, "check": _check, "study": _study}
+COMMANDS = {
+    **{"train": _train, "demo": _demo, "eval": _eval, "audit": _audit, "report": _report, "compare": _compare},
+    **{"check": _check, "study": _study},
+}
 ENV_ARG = "handed to whatever makes the environment; may be given several times"
 SETTINGS = (
     *("algorithm", "env", "steps", "seed", "preset", "processes", "devices"),
-    *("checkpoint_every", "eval_episodes", "eval_env"),
+    *("checkpoint_every", "eval_episodes", "eval_env", "audit_episodes", "snapshots"),
 )
 
 
@@ -224,8 +281,33 @@ def _parser(arguments: Sequence[str]) -> Parser:
     evaluate.add_argument("--sampled", action="store_true", help="sample actions instead of taking the mode")
     evaluate.add_argument("--seed", type=int, default=1_000_000, help="of the environments")
 
+    audit = commands.add_parser("audit", help="ask whether a run's world model may be trusted, for what, how far ahead")
+    audit.add_argument("directory", type=Path, metavar="DIR")
+    audit.add_argument("--env", default=None, help="audit against another environment with the same spaces")
+    audit.add_argument(
+        "--minari", metavar="DATASET", help="audit on a Minari dataset's episodes instead (id or folder)"
+    )
+    audit.add_argument(
+        "--policies", nargs="+", type=Path, default=(), metavar="DIR", help="runs that the model is to rank"
+    )
+    audit.add_argument("--horizon", type=_positive, default=15, help="imagined steps that the model is judged up to")
+    audit.add_argument("--episodes", type=_positive, default=16, help="of each policy")
+    audit.add_argument("--tolerances", type=Path, metavar="FILE", help="TOML: tolerance = number (docs/audit.md)")
+    audit.add_argument("--uses", nargs="+", metavar="USE", help="what the verdict is about (default: all four)")
+    audit.add_argument("--seed", type=int, default=1_000_000, help="of everything random; not one trained with")
+
     report = commands.add_parser("report", help="write DIR/report.html anew")
     report.add_argument("directories", type=Path, nargs="+", metavar="DIR")
+
+    compare = commands.add_parser("compare", help="say which method is better, over tasks and seeds of finished runs")
+    compare.add_argument("directories", type=Path, nargs="+", metavar="DIR")
+    compare.add_argument(
+        "--out", type=Path, default=Path("compare.html"), metavar="FILE", help="(default: compare.html)"
+    )
+    compare.add_argument(
+        "--range", type=_range, action="append", default=[], metavar="TASK=LOW,HIGH",
+        help="returns of TASK that count as score 0 and 1 (default: those of random actions and of the best method)",
+    )  # fmt: skip
 
     study = commands.add_parser("study", help="run a study, or go on with one: results.json, every seed, and a page")
     study.add_argument("name", choices=STUDIES, help="which")
@@ -322,6 +404,18 @@ def _pair(text: str) -> tuple[str, Any]:
         return name, ast.literal_eval(value)
     except (ValueError, SyntaxError):
         return name, value
+
+
+def _range(text: str) -> tuple[str, tuple[float, float]]:
+    """TASK=LOW,HIGH; a task's name may hold both signs."""
+    task, equals, bounds = text.rpartition("=")
+    try:
+        low, high = map(float, bounds.split(","))
+    except ValueError:
+        equals, low, high = "", 0.0, 0.0
+    if not equals or not low < high < float("inf") or low == -float("inf"):
+        raise argparse.ArgumentTypeError(f"'{text}' is not TASK=LOW,HIGH, two numbers with LOW below HIGH")
+    return task, (low, high)
 
 
 def _boolean(text: str) -> bool:

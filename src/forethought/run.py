@@ -3,7 +3,9 @@
 DIR/config.json       every field, versions, git sha, the environment's spec
 DIR/metrics.jsonl     a line per chunk of training; the same in DIR/tensorboard
 DIR/checkpoints/      see `checkpoint`; DIR/replay/ holds the replay's segments
-DIR/evaluation.json   episodes of the final policy beside zero and random actions, and the model's error by depth
+DIR/snapshots/        agents of earlier steps
+DIR/evaluation.json   episodes of the final policy beside zero and random actions
+DIR/audit.json        what the audit of the model found
 DIR/report.html       all of it on one page
 """
 
@@ -27,14 +29,15 @@ import numpy as np
 from jaxtyping import PRNGKeyArray, PyTree
 from rich.console import Console
 
+from forethought import agent as agents
 from forethought import checkpoint, devices, report
 from forethought.auditing import evaluation
-from forethought.envs import made_pure, make
-from forethought.envs.hosted import Hosted
+from forethought.envs import made_pure
+from forethought.examine import examine
 from forethought.imagine import open_loop
 from forethought.logs import Display, MetricsLog, errors_name
 from forethought.loop import CHUNK, Chunk, HostLoop, PureLoop, prefill_ticks
-from forethought.protocols import AbstractEnv, AbstractPolicy, AbstractWorldModel
+from forethought.protocols import AbstractEnv, AbstractWorldModel
 from forethought.settings import Settings, agreed, learner
 from forethought.settings import read as read_settings
 from forethought.types import Array, Decision, Outcome, PerStep, Spec, TimeStep
@@ -48,25 +51,6 @@ class Finished:
     steps: int
     stopped_by: int | None
     """The signal that stopped it before its last step; the same call goes on."""
-
-
-class Agent(AbstractPolicy):
-    """A trained agent: its policy, the world model it learned, and where it came from.
-
-    `carry, decision = agent(carry, time_step, key=key)` acts, from `agent.initial()` on.
-    """
-
-    policy: AbstractPolicy
-    model: AbstractWorldModel
-    spec: Spec = eqx.field(static=True)
-    step: int = eqx.field(static=True)
-    """Simulator steps behind the checkpoint."""
-
-    def initial(self) -> PyTree:
-        return self.policy.initial()
-
-    def __call__(self, carry: PyTree, time_step: TimeStep, *, key: PRNGKeyArray) -> tuple[PyTree, Decision]:
-        return self.policy(carry, time_step, key=key)
 
 
 def train(
@@ -92,11 +76,11 @@ def train(
     """
     root, console = Path(directory), console or Console(quiet=True)
     cfg = settings.config()
-    env = _make(settings, num=cfg.envs, seed=settings.seed)
+    env = agents.environment(settings, num=cfg.envs, seed=settings.seed)
     try:
         _check_budget(settings, cfg)
         if settings.eval_env is not None:  # now, not after the training
-            _check_fits(env.spec, settings)
+            agents.check_fits(env.spec, settings, settings.eval_env)
         with _locked(root):
             config = agreed(root, settings, env.spec, override)
             rule = PerStep(cfg.gamma)  # per decision: an environment that counts otherwise is refused
@@ -116,6 +100,10 @@ def train(
             try:
                 if not _evaluated(root, steps):
                     evaluate(root, episodes=settings.eval_episodes, env=settings.eval_env, console=console)
+                    if settings.audit_episodes:
+                        with console.status("auditing the model") as status:
+                            say = lambda what: status.update(f"auditing the model: {what}")  # noqa: E731
+                            examine(root, episodes=settings.audit_episodes, progress=say)
             finally:  # a run that cannot be evaluated has its page too
                 with errors_name(root / "report.html"):
                     report.write(root)
@@ -123,23 +111,6 @@ def train(
     finally:
         if not isinstance(env, AbstractEnv):
             env.close()
-
-
-def load(directory: str | os.PathLike[str], *, greedy: bool = True) -> Agent:
-    """Loads the agent of a run's newest good checkpoint. Raises ValueError or CheckpointError, in one line."""
-    return _load(directory, greedy=greedy)[0]
-
-
-def _load(directory: str | os.PathLike[str], *, greedy: bool) -> tuple[Agent, checkpoint.Checkpoint]:
-    settings, spec = read_settings(directory)
-    found = checkpoint.latest(directory)
-    if found is None:
-        raise ValueError(f"{directory}: has no checkpoint yet")
-    module, cfg = learner(settings.algorithm), settings.config()
-    shapes = eqx.filter_eval_shape(lambda key: module.init(cfg, spec, key=key), jax.random.key(0))
-    template = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)  # nothing is compiled only to be overwritten
-    state = jax.tree.map(jnp.asarray, checkpoint.load(found, template, part="agent"))
-    return Agent(module.policy(cfg, state, greedy=greedy), state.params.model, spec, found.step), found
 
 
 def rollout(
@@ -181,14 +152,14 @@ def evaluate(
     evaluation.json; returns its content. `seed` should not be one that an agent was trained with."""
     root, console = Path(directory), console or Console(quiet=True)
     settings, _ = read_settings(root)
-    agent, found = _load(root, greedy=greedy)
+    agent, found = agents.loaded(root, greedy=greedy)
     _say_broken(found, console)
     name = env or settings.env
-    _check_fits(agent.spec, dataclasses.replace(settings, eval_env=name))
+    agents.check_fits(agent.spec, settings, name)
     drawn = made_pure(settings.env, settings.env_args)
     with console.status(f"evaluating {episodes} episodes of {name}"):
         result = evaluation.evaluate(
-            agent, agent.model, lambda num: _host(settings, name, num), episodes, seed=seed, drawn=drawn
+            agent, agent.model, lambda num: agents.hosted(settings, name, num), episodes, seed=seed, drawn=drawn
         )
     result |= {"step": agent.step, "rule": "greedy" if greedy else "sampled", "env": name, "seeds": [seed]}
     _write_json(root / "evaluation.json", result)
@@ -225,6 +196,10 @@ def _train(
                 if steps > before:  # an iteration may be resets only, and a step has one line
                     log.write(steps, metrics)
                 display.show(steps, metrics)
+                part = settings.snapshots and steps * (settings.snapshots + 1) // settings.steps
+                if part > before * (settings.snapshots + 1) // settings.steps and steps < settings.steps and int(loop.agent.updates):
+                    with errors_name(root / agents.SNAPSHOTS):
+                        agents.save_snapshot(root, steps, loop.agent)
                 if steps - saved >= settings.checkpoint_every:
                     saved = steps
                     _save(root, steps, loop, seconds + time.monotonic() - begin)
@@ -285,22 +260,6 @@ def _evaluated(root: Path, steps: int) -> bool:
     return path.is_file() and json.loads(path.read_text(encoding="utf-8")).get("step") == steps
 
 
-def _make(settings: Settings, *, num: int, seed: int) -> Any:
-    if settings.processes and made_pure(settings.env, settings.env_args) is not None:
-        raise ValueError(f"{settings.env}: processes is {settings.processes}, but a pure environment takes 0")
-    repeat = settings.config().action_repeat
-    return make(
-        settings.env, num=num, seed=seed, processes=settings.processes, action_repeat=repeat, **settings.env_args
-    )
-
-
-def _host(settings: Settings, name: str, num: int) -> Any:
-    """An environment to evaluate in; a pure one is put behind the host's interface."""
-    args = settings.env_args if name == settings.env else {}
-    env = _make(dataclasses.replace(settings, env=name, env_args=args, processes=0), num=num, seed=0)
-    return Hosted(env, num, key=jax.random.key(0)) if isinstance(env, AbstractEnv) else env
-
-
 def _check_budget(settings: Settings, cfg: Any) -> None:
     """Raises ValueError where the steps are used up before the first update."""
     prefill, iteration = prefill_ticks(cfg) * cfg.envs, cfg.ticks * cfg.envs
@@ -310,19 +269,6 @@ def _check_budget(settings: Settings, cfg: Any) -> None:
             f"steps is {settings.steps}, but the random prefill and the first iteration take {least}; "
             f"give at least {least} steps, or a smaller prefill"
         )
-
-
-def _check_fits(spec: Spec, settings: Settings) -> None:
-    """Raises ValueError where `eval_env` has other spaces than the environment trained in."""
-    assert settings.eval_env is not None
-    env = _host(settings, settings.eval_env, 1)
-    env.close()
-    what = lambda space: (type(space).__name__, space.shape, space.dtype, getattr(space, "n", None))  # noqa: E731
-    ours, theirs = ({**one.obs, "the action": one.action} for one in (spec, env.spec))
-    for name in ours | theirs:
-        here, there = (what(spaces[name]) if name in spaces else "absent" for spaces in (ours, theirs))
-        if here != there:
-            raise ValueError(f"{env.spec.name}: '{name}' is {there}, but {here} in {spec.name}, where it was trained")
 
 
 @contextmanager

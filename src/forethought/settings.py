@@ -59,6 +59,10 @@ class Settings:
     """Greedy episodes at the end."""
     eval_env: str | None = None
     """Where they are played; None: in the same environment."""
+    audit_episodes: int = 16
+    """Episodes of each policy with which the model is audited at the end; 0: it is not."""
+    snapshots: int = 4
+    """Agents of earlier steps that are kept, evenly spaced, for audits that look back; 0: none."""
     env_args: dict[str, Any] = dataclasses.field(default_factory=dict)
     """What is handed to whatever makes the environment."""
     fields: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -70,9 +74,11 @@ class Settings:
         for name in ("steps", "checkpoint_every", "eval_episodes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("seed", "processes", "devices"):
+        for name in ("seed", "processes", "devices", "audit_episodes", "snapshots"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")
+        if self.audit_episodes == 1:
+            raise ValueError("audit_episodes is 1; an interval needs at least 2, and 0 leaves the audit out")
         if self.seed >= 2**32:  # JAX would take it modulo 2^32 and run another seed
             raise ValueError(f"seed is {self.seed}; it must be below 2^32")
 

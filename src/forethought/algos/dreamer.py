@@ -16,6 +16,7 @@ docs/dreamer.md explains every metric and numbers the details with their sources
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
@@ -301,6 +302,14 @@ def init(cfg: Config, spec: Spec, *, key: PRNGKeyArray) -> State:
 def policy(cfg: Config, state: State, *, greedy: bool = False) -> Policy:
     """The acting policy: sampled while training, or the mode of the actor."""
     return Policy(state.params.model, state.params.sight, state.params.actor, greedy)
+
+
+def codes(policy: Policy) -> Callable[[Any], tuple[Array, Array]] | None:
+    """From observations [M] to the codes [M, units] of both encoders; None where the policy reads the model's latent."""
+    model, sight = policy.model, policy.sight.encoder
+    if sight is None:
+        return None
+    return jax.jit(lambda obs: (model.encoder(model.observation(obs)), sight(model.observation(obs))))
 
 
 def update(

@@ -78,7 +78,7 @@ def audit(
     horizon: int = 15,
     episodes: int = 16,
     starts: int = 128,
-    samples: int = 8,
+    samples: int = 16,
     budget: Budget | None = None,
     tolerances: Tolerances | None = None,
     uses: Sequence[str] = USES,
@@ -330,7 +330,8 @@ def _ranking(
         dreams[name] = values.dream(
             asked.subject, jax.tree.map(lambda x: x[:, 0], latents), values.start(here), policy, length, seed=asked.seed + 6
         )
-        promised[name], real[name] = dreams[name].returns(), values.real_returns(here, length)
+        taken = values.taken(here, length)
+        promised[name], real[name] = dreams[name].returns(taken), values.real_returns(here, length)
     finite = all(np.isfinite(x).all() for x in promised.values())
     promised = promised if finite else {name: np.nan_to_num(x, nan=-1e9, neginf=-1e9, posinf=1e9) for name, x in promised.items()}
     return values.ranking(promised, real) | {"steps": length}, dreams

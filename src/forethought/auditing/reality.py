@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from forethought import collect, tree
+from forethought.auditing.subject import in_blocks
 from forethought.protocols import AbstractEnv, AbstractPolicy, HostEnv
 from forethought.types import Spec, Step
 
@@ -44,8 +45,11 @@ class Future(NamedTuple):
     """[N, R, H]: 1 where the step was reached, as the product of the discounts before it."""
     survived: np.ndarray
     """[N, R, H]: 1 unless the episode terminated at this step or before."""
+    taken: np.ndarray
+    """[N, R, H]: False from the step on at which the episode had been truncated: the model is not asked for these."""
 
 
+@runtime_checkable
 class Reality(Protocol):
     spec: Spec
     fresh: bool
@@ -74,8 +78,8 @@ class PureReality:
 
     def play(self, policy: AbstractPolicy, episodes: int, *, seed: int) -> Played:
         ticks = (self.spec.time_limit or ENDLESS) + 1
-        rows, states = _play(self.env, policy, jax.random.split(jax.random.key(seed), episodes), ticks)
-        rows = jax.tree.map(np.asarray, rows)
+        found = _play(self.env, policy, jax.random.split(jax.random.key(seed), episodes), ticks)
+        rows, states = jax.tree.map(np.asarray, found)
         last = rows.time_step.last
         length = np.where(last.any(1), last.argmax(1) + 1, ticks)
         return Played(rows, length, states)
@@ -84,9 +88,12 @@ class PureReality:
         return None
 
     def replay(self, played: Played, places: np.ndarray, action: np.ndarray, *, times: int, seed: int) -> Future:
-        state = jax.tree.map(lambda x: x[places[:, 0], places[:, 1]], played.back)
-        keys = jax.random.split(jax.random.key(seed), (len(places), times))
-        return Future(*jax.tree.map(np.asarray, _replay(self.env, state, action, keys)))
+        every = np.repeat(places, times, 0)
+        state = jax.tree.map(lambda x: x[every[:, 0], every[:, 1]], played.back)
+        key = jax.random.key(seed)
+        call = lambda i, *block: _replay(self.env, *block, jax.random.fold_in(key, i))  # noqa: E731
+        found = in_blocks(call, state, np.repeat(action, times, 0))
+        return Future(*jax.tree.map(lambda x: x.reshape(len(places), times, *x.shape[1:]), found))
 
 
 @functools.partial(eqx.filter_jit)
@@ -108,19 +115,19 @@ def _play(env: AbstractEnv, policy: AbstractPolicy, keys: Any, ticks: int) -> An
 
 
 @eqx.filter_jit
-def _replay(env: AbstractEnv, state: Any, action: Any, keys: Any) -> Any:
+def _replay(env: AbstractEnv, state: Any, action: Any, key: Any) -> Any:
     def one(state: Any, action: Any, key: Any) -> Any:
         def step(at: Any, row: Any) -> Any:
             state, ended, going = at
             later, found = env.step(state, row[0], key=row[1])
             survived = jnp.where(ended, going, going * found.discount)
-            out = (found.obs, jnp.where(ended, 0.0, found.reward), going, survived)
+            out = (found.obs, jnp.where(ended, 0.0, found.reward), going, survived, ~ended | (going == 0))
             return (tree.select(ended, state, later), ended | found.last, survived), out
 
         start = (state, jnp.zeros((), bool), jnp.ones(()))
         return jax.lax.scan(step, start, (action, jax.random.split(key, action.shape[0])))[1]
 
-    return jax.vmap(lambda s, a, keys: jax.vmap(lambda key: one(s, a, key))(keys))(state, action, keys)
+    return jax.vmap(one)(state, action, jax.random.split(key, action.shape[0]))
 
 
 class HostReality:
@@ -151,6 +158,7 @@ class HostReality:
             env.send(row.action, where=~ended)
             stream = collect.HostStream(env.recv(), carry, stream.tick + 1, stream.policy_key)
             length += ~ended
+        rows += rows[-1:] * ((limit or 0) + 1 - len(rows))  # one length, so that a model is compiled for it once
         table = jax.tree.map(lambda *xs: np.stack(xs, 1), *rows)
         return Played(table, length, {t: x for t, x in snapshots.items() if x is not None})
 
@@ -181,7 +189,8 @@ class HostReality:
                     env.send(doing[:, h], where=running)
                 step = env.recv()
                 survived = np.where(running, survived * step.discount, survived)
-                steps.append((step.obs, np.where(running, step.reward, 0.0), going, survived))
+                taken = running | (going == 0)
+                steps.append((step.obs, np.where(running, step.reward, 0.0), going, survived, taken))
                 running = running & ~step.last
             table = jax.tree.map(lambda *xs: np.stack(xs, 1), *steps)
             for i, e in zip(turn, episode, strict=True):

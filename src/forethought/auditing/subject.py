@@ -88,22 +88,41 @@ def _unroll(model: AbstractWorldModel, latent: Any, action: Any, key: Any) -> An
     return jax.vmap(one)(latent, action, jax.random.split(key, action.shape[0]))
 
 
+BLOCK = 512
+"""Rollouts per call of the compiled program, so that it is compiled for one number of them."""
+
+
 class ModelSubject:
-    """Asks an `AbstractWorldModel`, compiled once for each shape that it is asked with."""
+    """Asks an `AbstractWorldModel`, in blocks."""
 
     def __init__(self, model: AbstractWorldModel):
         self.model = model
 
     def filter(self, rows: Step, *, seed: int) -> PyTree:
         step = rows.time_step
-        return _filter(self.model, before(rows.action), step.obs, step.first, jax.random.key(seed))
+        return jax.tree.map(np.asarray, _filter(self.model, before(rows.action), step.obs, step.first, jax.random.key(seed)))
 
     def imagine(self, latent: PyTree, action: np.ndarray, *, seed: int) -> tuple[PyTree, Prediction]:
-        latent, found = _unroll(self.model, latent, action[:, None], jax.random.key(seed))
-        return latent, Prediction(*jax.tree.map(lambda x: np.asarray(x)[:, 0], found))
+        latent, found = self._unroll(latent, action[:, None], seed)
+        return latent, Prediction(*jax.tree.map(lambda x: x[:, 0], found))
 
     def unroll(self, latent: PyTree, action: np.ndarray, *, seed: int) -> Prediction:
-        return Prediction(*jax.tree.map(np.asarray, _unroll(self.model, latent, action, jax.random.key(seed))[1]))
+        return Prediction(*self._unroll(latent, action, seed)[1])
+
+    def _unroll(self, latent: PyTree, action: np.ndarray, seed: int) -> Any:
+        key = jax.random.key(seed)
+        return in_blocks(lambda i, *block: _unroll(self.model, *block, jax.random.fold_in(key, i)), latent, action)
+
+
+def in_blocks(call: Callable[..., Any], *batch: PyTree) -> PyTree:
+    """Calls `call(number, *block)` for blocks of BLOCK rows of NumPy arrays [N, ...], the last one filled up with its last
+    row, and joins what it returns."""
+    num = len(jax.tree.leaves(batch)[0])
+    found = []
+    for start in range(0, num, BLOCK):
+        rows = np.minimum(np.arange(start, start + BLOCK), num - 1)
+        found.append(jax.tree.map(np.asarray, call(start // BLOCK, *jax.tree.map(lambda x, rows=rows: x[rows], batch))))
+    return jax.tree.map(lambda *xs: np.concatenate(xs)[:num], *found)
 
 
 @dataclasses.dataclass(frozen=True)

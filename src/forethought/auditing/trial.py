@@ -60,12 +60,16 @@ class Quantity(NamedTuple):
     """[D], the standard deviation over real rows."""
 
 
-def starts(length: np.ndarray, count: int) -> np.ndarray:
-    """Rows [count, 2], evenly spaced within episodes from the first to the last but one."""
+def starts(length: np.ndarray, horizon: int, count: int) -> np.ndarray:
+    """Rows [count, 2] of episodes: half of them evenly spaced where `horizon` steps follow (the first row where none do),
+    half of them up to the last step, so that the ends are seen too."""
     each = -(-count // len(length))
-    rows = [np.linspace(0, max(n - 2, 0), each).round().astype(int) for n in length]
-    places = np.array([(e, row) for turn in zip(*rows, strict=True) for e, row in enumerate(turn)])
-    return places[:count]
+    whole, any_ = (each + 1) // 2, each // 2
+    places = []
+    for e, n in enumerate(length):
+        rows = np.concatenate([np.linspace(0, max(n - 1 - horizon, 0), whole), np.linspace(0, max(n - 2, 0), any_)])
+        places.append([(e, int(row)) for row in rows.round()])
+    return np.array([place for turn in zip(*places, strict=True) for place in turn])[:count]
 
 
 def unrolled(subject: Subject, latents: Any, places: np.ndarray, action: np.ndarray, samples: int, seed: int) -> Prediction:
@@ -93,7 +97,7 @@ def attempt(
         latents: the model's, [E, T, ...], at the rows played.
         samples: K and R, where both are random.
     """
-    places, rows = starts(played.length, count), played.rows
+    places, rows = starts(played.length, horizon, count), played.rows
     ahead = places[:, 1:] + np.arange(horizon)
     top = rows.action.shape[1] - 1
     at = lambda x, t: x[places[:, :1], np.minimum(t, top)]  # noqa: E731
@@ -108,7 +112,7 @@ def attempt(
         step = jax.tree.map(lambda x: at(x, ahead + 1)[:, None], rows.time_step)
         survived = np.cumprod(np.where(valid[:, None], step.discount, 1.0), -1)
         going = np.concatenate([np.ones_like(survived[..., :1]), survived[..., :-1]], -1)
-        real = Future(step.obs, step.reward, going, survived)
+        real = Future(step.obs, step.reward, going, survived, valid[:, None])
     end = at(rows.time_step.last, ahead + 1) & (at(rows.time_step.discount, ahead + 1) != 0) & valid
     seen = {name: x[places[:, 0], places[:, 1]] for name, x in rows.time_step.obs.items()}
     reward = rows.time_step.reward[places[:, 0], places[:, 1]]

@@ -27,8 +27,9 @@ class Dream(NamedTuple):
     reward: np.ndarray
     going: np.ndarray
 
-    def returns(self) -> np.ndarray:
-        return np.sum(self.reward * self.going, 1)
+    def returns(self, taken: np.ndarray) -> np.ndarray:
+        """Of the steps `taken` [N, H]."""
+        return np.sum(np.where(taken, self.reward * self.going, 0.0), 1)
 
 
 @eqx.filter_jit
@@ -71,6 +72,13 @@ def real_returns(played: Played, horizon: int) -> Float[np.ndarray, " E"]:
     """What the first `horizon` decisions of each episode brought."""
     reward = played.rows.time_step.reward[:, 1 : horizon + 1].astype(np.float64)
     return np.where(np.arange(1, reward.shape[1] + 1) < played.length[:, None], reward, 0.0).sum(1)
+
+
+def taken(played: Played, horizon: int) -> np.ndarray:
+    """[E, H]: False where an episode had been truncated before; after a termination a step may still be imagined."""
+    last = played.length - 1
+    cut = played.rows.time_step.discount[np.arange(len(last)), last] != 0
+    return (np.arange(horizon) < last[:, None]) | ~cut[:, None]
 
 
 def ranking(promised: dict[str, np.ndarray], real: dict[str, np.ndarray]) -> dict[str, Any]:

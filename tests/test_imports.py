@@ -13,13 +13,15 @@ ops  ops.returns  ops.losses  ops.dists  ops.stats  ops.loops  ops.align  ops.bo
 nets
 envs.single  envs.spaces  envs.sketch  envs.probe  envs.seat  envs.workers  envs.host  envs.gym  envs.dmc
 envs.pure  envs.tabular  envs.distractor  envs.control  envs.trial  envs.hosted  envs.distract  envs  envs.check
-imagine  collect  replay  packing  checkpoint
+imagine  collect  data  replay  packing  checkpoint
 models  models.oracle  models.members  models.planted  models.rssm  models.coded  models.sight  models.actor_critic
 loop
-auditing  auditing.depth  auditing.episodes  auditing.evaluation
+auditing  auditing.subject  auditing.reality  auditing.trial  auditing.depth  auditing.calibration  auditing.support
+auditing.values  auditing.exploitation  auditing.diagnosis  auditing.drift  auditing.mismatch  auditing.verdict
+auditing.audit  auditing.episodes  auditing.evaluation
 algos  algos.dreamer  algos.aligned
-record  page  report
-logs  settings  run
+record  page  report  compare  compare_page
+logs  settings  agent  examine  run
 studies  studies.alignment  studies.alignment_run  studies.alignment_report  studies.agents
 __init__
 cli

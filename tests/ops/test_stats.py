@@ -114,6 +114,61 @@ def test_its_interval_is_the_percentile_bootstraps():
     assert stats.iqm_interval(x[:4], rng=np.random.default_rng(1)) is None
 
 
+def test_the_optimality_gap_counts_nothing_above_one():
+    assert stats.optimality_gap(np.array([0.25, 1.5, 0.7])) == pytest.approx((0.75 + 0 + 0.3) / 3)
+
+
+def test_a_profile_is_the_share_above():
+    x = np.array([[0.2, 3], [0.9, 3], [1.4, 0.9]])
+    shares = stats.profile(x, np.array([0, 0.5, 0.9, 2.0]))
+    np.testing.assert_allclose(shares, [[1, 1], [2 / 3, 1], [1 / 3, 2 / 3], [0, 2 / 3]])  # 0.9 is not above 0.9
+
+
+def test_improvement_counts_ties_half_and_tasks_alike():
+    # On one task 3 beats 2 and 1, and 1 ties with 1: 2.5 of 6 pairs; on the other 4 beats 0 and ties with 4: 1.5 of 2.
+    x, y = [np.array([3.0, 1]), np.array([4.0])], [np.array([2.0, 1, 5]), np.array([0.0, 4])]
+    assert stats.improvement(x, y) == pytest.approx((2.5 / 6 + 1.5 / 2) / 2)
+    assert stats.improvement(y, x) == pytest.approx((3.5 / 6 + 0.5 / 2) / 2)
+
+
+def test_improvement_is_mann_and_whitneys():
+    x, y = np.random.default_rng(0).integers(0, 9, (2, 13, 4)).astype(float)  # with ties
+    u = [scipy.stats.mannwhitneyu(a, b).statistic for a, b in zip(x.T, y[:7].T, strict=True)]
+    np.testing.assert_allclose(stats.improvement([x], [y[:7]]), np.array(u) / (13 * 7))
+
+
+def test_seeds_are_drawn_within_their_task():
+    drawn = stats.resample([np.arange(6.0), np.arange(10.0, 15)], rng=np.random.default_rng(0))
+    assert drawn is not None and [x.shape for x in drawn] == [(6, 2000), (5, 2000)]
+    assert set(drawn[0].ravel()) == set(range(6)) and set(drawn[1].ravel()) == set(range(10, 15))
+    assert stats.resample([np.arange(6.0), np.arange(4.0)], rng=np.random.default_rng(0)) is None
+    # Tasks of one value each leave nothing to chance: draws from all runs together would.
+    tasks = stats.resample([np.full(5, 0.2), np.full(5, 0.8)], rng=np.random.default_rng(0))
+    assert stats.interval(lambda x: np.concatenate(x).mean(0), tasks) == pytest.approx((0.5, 0.5))
+    assert stats.interval(lambda x, y: x[0][0], tasks, None) is None
+
+
+def test_the_interval_over_tasks_is_scipys_of_several_samples():
+    rng = np.random.default_rng(3)
+    tasks = [rng.normal(0, 1, 9), rng.normal(2, 0.3, 14)]
+    found = stats.interval(lambda x: stats.iqm(np.concatenate(x)), stats.resample(tasks, rng=rng))
+    expected = scipy.stats.bootstrap(
+        tasks, lambda *x: stats.iqm(np.concatenate(x)), vectorized=False, method="percentile", n_resamples=2000, rng=rng
+    ).confidence_interval
+    assert found == pytest.approx((expected.low, expected.high), abs=0.05)  # two draws of 2,000
+
+
+def test_the_interval_of_an_improvement_is_scipys_of_two_samples():
+    rng = np.random.default_rng(4)
+    x, y = rng.normal(0.4, 1, 12), rng.normal(0, 1, 17)
+    found = stats.interval(stats.improvement, stats.resample([x], rng=rng), stats.resample([y], rng=rng))
+    expected = scipy.stats.bootstrap(
+        (x, y), lambda a, b: scipy.stats.mannwhitneyu(a, b).statistic / (len(a) * len(b)),
+        vectorized=False, method="percentile", n_resamples=2000, rng=rng,
+    ).confidence_interval  # fmt: skip
+    assert found == pytest.approx((expected.low, expected.high), abs=0.02)  # two draws of 2,000
+
+
 def test_mcnemars_exact_test():
     a = np.array([True] * 7 + [False] * 5)
     b = np.array([False] * 6 + [True] + [True] + [False] * 4)

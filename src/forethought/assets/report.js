@@ -32,8 +32,16 @@ function traces(data) {
   for (const trace of data.traces) {
     const ink = colour(trace.role), name = plain(trace.name), hover = "%{y:.4~g}";
     if (trace.box) {
-      list.push({ type: "box", y: trace.box, name, boxpoints: "all", jitter: 0.5, pointpos: 0, fillcolor: faded(ink, 0.12),
-        marker: { color: faded(ink, 0.6), size: 4 }, line: { color: ink, width: 1.5 }, hoverinfo: "y" });
+      const marked = trace.middle !== undefined; // instead of a box: a diamond with its interval, beside the dots
+      list.push({ type: "box", y: trace.box, name, boxpoints: "all", jitter: 0.5, pointpos: marked ? -0.8 : 0,
+        fillcolor: faded(ink, marked ? 0 : 0.12), marker: { color: faded(ink, 0.6), size: marked ? 6 : 4 },
+        line: { color: marked ? faded(ink, 0) : ink, width: 1.5 }, hoverinfo: "y", hoveron: marked ? "points" : "boxes+points" });
+      if (marked) {
+        const [low, high] = trace.interval ?? [trace.middle, trace.middle];
+        list.push({ x: [name], y: [trace.middle], mode: "markers", marker: { color: ink, size: 11, symbol: "diamond" },
+          error_y: { array: [high - trace.middle], arrayminus: [trace.middle - low], color: ink, thickness: 2, width: 8,
+            visible: Boolean(trace.interval) }, hovertemplate: `%{y:.4~g}<extra></extra>` });
+      }
       continue;
     }
     if (trace.bar !== undefined) {

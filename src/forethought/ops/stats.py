@@ -1,10 +1,16 @@
 """Statistics: what is carried along while training, and what is said of many seeds afterwards."""
 
+from collections.abc import Callable, Sequence
+
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import scipy.stats
 from jaxtyping import Array, Float
+
+FEW = 5
+"""With fewer seeds than this no interval is claimed."""
+RESAMPLES = 2000
 
 
 class RunningStats(eqx.Module):
@@ -62,15 +68,51 @@ def iqm(x: Float[np.ndarray, "S *rest"]) -> Float[np.ndarray, "*rest"]:
     return np.asarray(scipy.stats.trim_mean(x, 0.25, 0))
 
 
-def iqm_interval(
-    x: Float[np.ndarray, " S"], *, rng: np.random.Generator, level: float = 0.95
-) -> tuple[float, float] | None:
-    """A percentile-bootstrap interval of the interquartile mean over S seeds; None for fewer than 5."""
-    if len(x) < 5:
+def optimality_gap(x: Float[np.ndarray, "S *rest"]) -> Float[np.ndarray, "*rest"]:
+    """By how much scores fall short of 1 on average, those above it counted as 1 (Agarwal et al. 2021, sec. 4)."""
+    return np.asarray(np.maximum(1 - x, 0).mean(0))
+
+
+def profile(x: Float[np.ndarray, "S *rest"], tau: Float[np.ndarray, " K"]) -> Float[np.ndarray, "K *rest"]:
+    """The share of scores above each tau, a performance profile (Agarwal et al. 2021, sec. 4)."""
+    return np.array([(x > threshold).mean(0) for threshold in tau])
+
+
+def improvement(
+    x: Sequence[Float[np.ndarray, "_ *rest"]], y: Sequence[Float[np.ndarray, "_ *rest"]]
+) -> Float[np.ndarray, "*rest"]:
+    """The probability that a run of X scores above one of Y on the same task, averaged over tasks, a tie counting half.
+
+    `x` and `y` hold the seeds of each task. On one task it is Mann and Whitney's U over the number of pairs (Agarwal
+    et al. 2021, sec. 4).
+    """
+    by_task = [np.sign(a[:, None] - b).mean((0, 1)) for a, b in zip(x, y, strict=True)]
+    return np.asarray((1 + np.mean(by_task, 0)) / 2)
+
+
+def resample(
+    tasks: Sequence[Float[np.ndarray, " _"]], *, rng: np.random.Generator
+) -> list[Float[np.ndarray, "_ R"]] | None:
+    """The seeds of each task drawn anew from that task, R times over; None where a task has fewer than 5."""
+    if min(map(len, tasks)) < FEW:
         return None
-    drawn = np.sort(rng.choice(x, (2000, len(x))), 1)
-    low, high = np.quantile(iqm(drawn.T), [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
+    return [rng.choice(x, (RESAMPLES, len(x))).T for x in tasks]
+
+
+def interval(
+    statistic: Callable[..., Float[np.ndarray, "*rest R"]], *drawn: list[np.ndarray] | None
+) -> tuple[Float[np.ndarray, "*rest"], Float[np.ndarray, "*rest"]] | None:
+    """The 95 % percentile interval of a statistic of methods that `resample` drew; None if one of them is None."""
+    if any(method is None for method in drawn):
+        return None
+    low, high = np.quantile(statistic(*drawn), [0.025, 0.975], -1)
+    return np.asarray(low), np.asarray(high)
+
+
+def iqm_interval(x: Float[np.ndarray, " S"], *, rng: np.random.Generator) -> tuple[float, float] | None:
+    """A 95 % percentile-bootstrap interval of the interquartile mean over S seeds; None for fewer than 5."""
+    found = interval(lambda drawn: iqm(drawn[0]), resample([x], rng=rng))
+    return found and (float(found[0]), float(found[1]))
 
 
 def discordant(a: np.ndarray, b: np.ndarray) -> tuple[int, int, float]:

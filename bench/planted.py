@@ -68,6 +68,7 @@ def run(case: dict[str, Any], source: str) -> dict[str, Any]:
     """Audits the model of one case and says what was found."""
     from forethought import envs
     from forethought.auditing.audit import audit
+    from forethought.envs import trial
     from forethought.models import members, oracle
 
     env: Any = envs.make(case["environment"])
@@ -79,7 +80,7 @@ def run(case: dict[str, Any], source: str) -> dict[str, Any]:
         magnitude = faults[case["fault"]][SIZES.index(case["size"])]
         model = build(env, case["fault"], magnitude)
     begin = time.monotonic()
-    found = audit(model, env, seed=1_000_000 + case["seed"])
+    found = audit(model, env, policies={"controller": trial.Controller(env.spec.name)}, seed=1_000_000 + case["seed"])
     findings = found.verdict["findings"]
     return case | {
         "magnitude": magnitude,

@@ -78,7 +78,7 @@ def audit(
     horizon: int = 15,
     episodes: int = 16,
     starts: int = 128,
-    samples: int = 16,
+    samples: int | None = None,
     budget: Budget | None = None,
     tolerances: Tolerances | None = None,
     uses: Sequence[str] = USES,
@@ -102,7 +102,8 @@ def audit(
         horizon: H, imagined steps up to which the model is judged.
         episodes: of each policy. More make intervals narrower.
         starts: real rows per policy from which the model imagines.
-        samples: K, rollouts per start where the model draws random numbers, and replays where the environment does.
+        samples: K, rollouts per start where the model draws random numbers, and replays where the environment does; None:
+            64 where fresh noise can be had, whose error is then taken off, else 16.
         uses: what the verdict is about; of `verdict.USES`.
         seed: of everything random here. It should not be one that the model was trained with.
         progress: told what is being done.
@@ -116,6 +117,7 @@ def audit(
     if horizon < 1 or episodes < 2 or starts < episodes:
         raise ValueError(f"audit: horizon {horizon}, episodes {episodes}, starts {starts}; give at least 1, 2, and a start per episode")
     reality = _reality(env, data, spec)
+    samples = samples or (64 if reality.fresh else 16)
     asked = _Asked(subject(model), reality, horizon, starts, samples, seed)
     try:
         return _audit(asked, policies or {}, data, checkpoints or {}, codes, provenance, episodes, budget, tolerances, tuple(uses), progress)
@@ -191,12 +193,10 @@ def _audit(
     }  # fmt: skip
 
     progress("diagnosis")
-    probe = "random" if "random" in trials else first
     sections["diagnosis"] = {
         "non_finite": diagnosis.broken(*(trial.predicted for trial in trials.values())),
-        "hypotheses": diagnosis.hypotheses(asked.subject, spec, played[probe][0], trials[probe], rows, seed=seed + 1),
+        "hypotheses": diagnosis.hypotheses(asked.subject, spec, {n: (played[n][0], trials[n]) for n in watched}, rows, seed=seed + 1),
         "region": diagnosis.region(_joined(trials), _joined_quantities(found), spec),
-        "policy": probe,
     }
 
     near = _support(asked, played, data, seed)

@@ -16,8 +16,9 @@ from forethought.types import Box
 def dispersion(trial: Trial, found: list[Quantity]) -> dict[str, Any]:
     """The model's variance beside what it should be, the noise and its own squared error, by part and depth.
 
-    `short` is error - 4 spread, `over` spread - 4 error (over the variance of real rows): where the first is above 0,
-    the model's standard deviation is less than half of what its errors ask for, where the second is, more than twice."""
+    Over the variance of real rows, `short` is error - 4 spread and `over` spread - 4 error: where the first is above 0, the
+    model's standard deviation is less than half of what its errors ask for, where the second is, more than twice. `less` is
+    noise - 2 spread: above 0, the model's variance is less than half of the environment's."""
     table = {}
     for quantity in found:
         for name, which in parts(quantity):
@@ -25,6 +26,7 @@ def dispersion(trial: Trial, found: list[Quantity]) -> dict[str, Any]:
             error = values["excess"] + values["noise"]
             curves = {"spread": values["spread"], "error": error, "noise": values["noise"]}
             curves |= {"short": error - 4 * values["spread"], "over": values["spread"] - 4 * error}
+            curves["less"] = values["noise"] - 2 * values["spread"]
             table[name] = {key: by_depth(x, trial) for key, x in curves.items()}
     return table
 

@@ -7,7 +7,8 @@ reached at all,
     error   = excess + var y                                  what is left of y if the model's mean is believed
     noise   = var y                                           irreducible; measured where y is replayed afresh (R > 1)
 
-all of them over the variance of real rows: 0 is exact, 1 is as good as knowing nothing but the mean.
+all of them over the variance of real rows, or over that of the real rows at this depth where it is larger: 0 is exact, 1
+is as good as knowing nothing but the mean.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from forethought.auditing.trial import Quantity, Trial, going, parts
 
 LEVEL = 0.05
 """One-sided, of every interval here."""
+FEW = 6
+"""Of a depth that fewer episodes reached, nothing is claimed."""
 
 
 def moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -54,7 +57,7 @@ def by_depth(x: np.ndarray, trial: Trial) -> dict[str, list[float | None]]:
     with np.errstate(invalid="ignore"):
         sem = np.sqrt(_mean((rows - mean) ** 2, there) / np.maximum(count - 1, 1))
     reach = scipy.stats.t.ppf(1 - LEVEL, np.maximum(count - 1, 1)) * sem
-    reach = np.where(count > 1, reach, np.inf)
+    reach = np.where(count >= FEW, reach, np.inf)
     table = {"mean": mean, "low": mean - reach, "high": mean + reach, "sem": sem}
     return {name: [float(v) if np.isfinite(v) else None for v in row] for name, row in table.items()}
 
@@ -66,6 +69,8 @@ def error_by_depth(trial: Trial, found: list[Quantity]) -> dict[str, Any]:
         for name, which in parts(quantity):
             values = split(quantity, which)
             values["error"] = values["excess"] + values["noise"]
+            at_depth = np.nan_to_num(_mean(values["mean"], trial.valid), nan=1.0)
+            values = {key: x / np.maximum(at_depth, 1.0) for key, x in values.items()}
             table[name] = {key: by_depth(x, trial) for key, x in values.items()}
             table[name]["of"] = quantity.name
     horizon = trial.valid.shape[1]
@@ -75,9 +80,10 @@ def error_by_depth(trial: Trial, found: list[Quantity]) -> dict[str, Any]:
 def termination(trial: Trial) -> dict[str, Any] | None:
     """How the model's ends compare with the real ones, by depth; None where it predicts none.
 
-    Returns curves as lists [H]: excess (of the probability of having terminated, over its variance), missed and false
-    (probability by which the model falls short of, or exceeds, the real one), real and model (that probability); and at
-    time limits: the model's probability of a termination there, and elsewhere where nothing terminated.
+    Returns curves as lists [H]: excess (of the probability of having terminated, over its variance), missed
+    (probability by which the model falls short of, or exceeds, the real one), many_missed (that, less a quarter of the
+    real one), real and model (that probability); and at time limits: by how much the model's probability of a termination
+    exceeds the real one there, a lower bound on it, and its probability elsewhere where nothing terminated.
     """
     predicted, real = trial.predicted, trial.real
     if predicted.discount is None:
@@ -88,17 +94,29 @@ def termination(trial: Trial) -> dict[str, Any] | None:
     excess = (model - true) ** 2 - model_var / survival.shape[1] - true_var / real.survived.shape[1]
     share = np.clip(1 - true.mean(), 0.05, 0.95)
     stops = 1 - np.clip(predicted.discount, 0, 1).mean(1)
-    alive = (real.survived == 1).all(1) & trial.valid
-    at_limit, elsewhere = stops[trial.limit], stops[alive & ~trial.limit]
+    alive = trial.valid & ~trial.limit & (real.survived == 1).all(1)
+    # What really ended there in replays is no fault of the model's.
+    reached = np.maximum(real.going.sum(1), 1)
+    beyond = stops - (real.going - real.survived).sum(1) / reached
+    at_limit, elsewhere = beyond[trial.limit], stops[alive]
     return {
         "excess": by_depth(excess / (share * (1 - share)), trial),
         "missed": by_depth(model - true, trial),
+        "many_missed": by_depth((model - true) - 0.25 * (1 - true), trial),
         "real": by_depth(1 - true, trial),
         "model": by_depth(1 - model, trial),
         "at_limit": float(at_limit.mean()) if len(at_limit) else None,
+        "at_limit_low": _low(at_limit),
         "elsewhere": float(elsewhere.mean()) if len(elsewhere) else None,
         "confusion": _confusion(1 - model, 1 - true, trial.valid),
     }
+
+
+def _low(x: np.ndarray) -> float | None:
+    """A one-sided lower bound at 1 in 100 on a mean of independent values; None for fewer than FEW."""
+    if len(x) < FEW:
+        return None
+    return float(x.mean() - scipy.stats.t.ppf(0.99, len(x) - 1) * x.std(ddof=1) / len(x) ** 0.5)
 
 
 def _confusion(model: np.ndarray, real: np.ndarray, valid: np.ndarray) -> dict[str, float]:

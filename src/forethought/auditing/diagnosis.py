@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -20,7 +20,6 @@ import scipy.stats
 from forethought.auditing.depth import split
 from forethought.auditing.reality import Played
 from forethought.auditing.subject import Prediction, Subject
-from forethought.auditing.support import flat
 from forethought.auditing.trial import Quantity, Trial, quantities, unrolled
 from forethought.types import Box, Discrete, Spec, TimeStep
 
@@ -34,13 +33,17 @@ SEVERAL = 8
 Change = Callable[[np.ndarray], np.ndarray]
 
 
-def hypotheses(subject: Subject, spec: Spec, played: Played, trial: Trial, rows: TimeStep, *, seed: int) -> list[dict[str, Any]]:
+def hypotheses(
+    subject: Subject, spec: Spec, trials: Mapping[str, tuple[Played, Trial]], rows: TimeStep, *, seed: int
+) -> list[dict[str, Any]]:
     """Every hypothesis with the error without and with it: {kind, where, error, explained, p}, the best first.
 
-    Errors are mean excess (depth.py) over AHEAD steps and all quantities; `explained` is the share of it that goes when
-    the model is asked under the hypothesis; p is one-sided, for its being more than half.
+    Errors are mean excess (depth.py) over AHEAD steps and all quantities, from rows that are not the first of an episode
+    (where nothing was done before); `explained` is the share of it that goes when the model is asked under the hypothesis;
+    p is one-sided, over the episodes of all policies, for its being more than half.
     """
-    asked = _Asked(subject, spec, played, trial, rows, seed)
+    each = [_Asked(subject, spec, *trial, rows, seed) for trial in trials.values()]
+    asked = lambda *change: np.concatenate([one(*change) for one in each])  # noqa: E731
     same: Change = lambda x: x  # noqa: E731
     plain = asked(same, {}, {})
     tried = [("delayed", "action", asked(_shifted, {}, {}))]
@@ -84,7 +87,8 @@ class _Asked:
         cut = first_steps(self.trial, AHEAD)._replace(predicted=found)
         worst = np.stack([split(q, np.arange(len(q.scale)))["excess"] for q in quantities(self.spec, cut, self.rows)])
         worst = np.where(cut.valid, np.nan_to_num(worst, nan=1e6, posinf=1e6), 0.0).sum((0, 2)) / np.maximum(cut.valid.sum(1), 1)
-        return np.array([worst[places[:, 0] == e].mean() for e in np.unique(places[:, 0])])
+        later = places[:, 1] > 0
+        return np.array([worst[later & (places[:, 0] == e)].mean() for e in np.unique(places[later, 0])])
 
 
 def first_steps(trial: Trial, horizon: int) -> Trial:
@@ -117,10 +121,8 @@ def _alike(a: Any, b: Any) -> bool:
 
 
 def _p(x: np.ndarray) -> float:
-    """One-sided, for the mean over episodes being above 0."""
-    if len(x) < 3 or np.ptp(x) == 0:
-        return 0.0 if len(x) >= 3 and x.mean() > 0 else 1.0
-    return float(scipy.stats.ttest_1samp(x, 0, alternative="greater").pvalue)
+    """One-sided, for values over episodes lying above 0: Wilcoxon's signed ranks, which one wild episode does not sway."""
+    return float(scipy.stats.wilcoxon(x, alternative="greater").pvalue) if np.any(x != 0) else 1.0
 
 
 def region(trial: Trial, found: list[Quantity], spec: Spec) -> dict[str, Any] | None:
@@ -133,8 +135,9 @@ def region(trial: Trial, found: list[Quantity], spec: Spec) -> dict[str, Any] | 
     cut = first_steps(trial, 1)
     excess = sum(split(first_of(q), np.arange(len(q.scale)))["excess"] for q in found)
     excess = np.nan_to_num(np.asarray(excess)[:, 0], nan=1e6, posinf=1e6)[cut.valid[:, 0]]
-    x = flat(spec, trial.obs)[cut.valid[:, 0]]
-    names = [f"{key}[{i}]" for key, space in spec.obs.items() for i in range(_size(space))]
+    columns = {key: np.asarray(trial.obs[key], float).reshape(len(trial.starts), -1) for key in spec.obs}
+    x = np.concatenate(list(columns.values()), 1)[cut.valid[:, 0]]
+    names = [f"{key}[{i}]" if y.shape[1] > 1 else key for key, y in columns.items() for i in range(y.shape[1])]
     best, tried = None, 0
     for i, name in enumerate(names):
         for q in np.unique(np.quantile(x[:, i], np.linspace(0.1, 0.9, 9))):
@@ -158,12 +161,6 @@ def region(trial: Trial, found: list[Quantity], spec: Spec) -> dict[str, Any] | 
 def first_of(quantity: Quantity) -> Quantity:
     cut = lambda x: x[:, :, :1]  # noqa: E731
     return quantity._replace(model=cut(quantity.model), real=cut(quantity.real), still=cut(quantity.still))
-
-
-def _size(space: Any) -> int:
-    if isinstance(space, Discrete):
-        return space.n
-    return int(np.prod(space.shape)) if isinstance(space, Box) else sum(space.n)
 
 
 def broken(*predictions: Prediction) -> dict[str, int]:

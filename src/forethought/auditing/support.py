@@ -15,6 +15,7 @@ from forethought.types import Spec, TimeStep
 
 ROWS = 5000
 """The most real rows that are kept to compare with."""
+FEW = 5
 NEAR = 0.99
 """A point is out of support where it is farther from the data than this share of held-out real rows."""
 
@@ -56,9 +57,10 @@ def flat(spec: Spec, obs: dict[str, Any]) -> Any:
 
 def by_depth(support: Support, obs: dict[str, np.ndarray], going: np.ndarray) -> dict[str, Any]:
     """Of imagined observations [N, H, ...] that are reached with probability `going` [N, H]: the share out of support
-    and the median distance, by depth."""
+    and the median distance, by depth; None where fewer than FEW are more likely reached than not."""
     distance = support.distance(obs)
-    weight = np.where(going > 0.5, 1.0, 0.0)
-    share = (weight * (distance > 1)).sum(0) / np.maximum(weight.sum(0), 1)
-    middle = [float(np.median(d[w > 0])) if (w > 0).any() else None for d, w in zip(distance.T, weight.T, strict=True)]
-    return {"outside": share.tolist(), "median": middle, "radius": support.radius}
+    there = going > 0.5
+    enough = there.sum(0) >= FEW
+    outside = [float(np.mean(d[t] > 1)) if n else None for d, t, n in zip(distance.T, there.T, enough, strict=True)]
+    middle = [float(np.median(d[t])) if n else None for d, t, n in zip(distance.T, there.T, enough, strict=True)]
+    return {"outside": outside, "median": middle, "radius": support.radius}

@@ -111,7 +111,7 @@ def ranking(promised: dict[str, np.ndarray], real: dict[str, np.ndarray]) -> dic
 class LinearPolicy(AbstractPolicy):
     """tanh of a linear map of the scaled observation, or the action of the largest element of one."""
 
-    weight: Float[Array, "A D"]
+    weight: Float[Array, "A inputs"]
     mean: Float[Array, " D"]
     scale: Float[Array, " D"]
     spec: Spec = eqx.field(static=True)

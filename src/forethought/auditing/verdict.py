@@ -42,8 +42,8 @@ class Tolerances:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-                raise ValueError(f"tolerance {field.name} is {value!r}; it must be a finite number, at least 0")
+            if not 0 <= value < float("inf"):
+                raise ValueError(f"tolerance {field.name} is {value}; it must be finite and at least 0")
 
     @classmethod
     def read(cls, path: Path) -> Tolerances:
@@ -55,8 +55,11 @@ class Tolerances:
         names = [field.name for field in dataclasses.fields(cls)]
         if unknown := found.keys() - set(names):
             raise ValueError(f"{path}: '{min(unknown)}' is no tolerance; there are {', '.join(names)}")
+        for name, value in found.items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ValueError(f"{path}: tolerance {name} is {value!r}; it must be a number")
         try:
-            return cls(**found)
+            return cls(**{name: float(value) for name, value in found.items()})
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 
@@ -142,10 +145,10 @@ def judge(sections: dict[str, Any], tolerances: Tolerances, horizon: int, uses: 
 
 
 def _held(curve: dict[str, Any], tolerance: float) -> list[str | None]:
-    """By depth: 'holds', 'broken' or 'open'; None where no step of this depth was seen."""
+    """By depth: 'holds', 'broken' or 'open'; None where too few steps of this depth were seen to say."""
     found = []
     for mean, low, high in zip(curve["mean"], curve["low"], curve["high"], strict=True):
-        if mean is None:
+        if mean is None or (low is None and high is None):
             found.append(None)
         elif high is not None and high <= tolerance:
             found.append("holds")
@@ -202,8 +205,8 @@ def _curves(sections: dict[str, Any], tolerances: Tolerances) -> list[Finding]:
         if ends is None:
             continue
         held = _held(ends["excess"], tolerances.termination)
-        at, elsewhere = ends["at_limit"], ends["elsewhere"] or 0.0
-        if at is not None and at > tolerances.time_limit and at > 3 * elsewhere:
+        at, low, elsewhere = ends["at_limit"], ends["at_limit_low"], ends["elsewhere"] or 0.0
+        if low is not None and low > tolerances.time_limit and at > 3 * elsewhere:
             limits.append(Finding("time_limit", policy, f"The model gives a probability of {at:.2f} to a termination where an "
                                   f"episode of '{policy}' was only cut by its time limit, and {elsewhere:.3f} elsewhere."))  # fmt: skip
         if "broken" in held:
@@ -211,6 +214,7 @@ def _curves(sections: dict[str, Any], tolerances: Tolerances) -> list[Finding]:
             kind = "missed_termination" if (ends["missed"]["mean"][depth - 1] or 0) > 0 else "false_termination"
             if kind == "missed_termination" or not limits:
                 note(kind, "termination", ends["excess"], tolerances.termination, policy)
+        note("missed_termination", "termination", ends["many_missed"], 0.0, policy)
     found = []
     for (kind, where), (depth, value, policy) in first.items():
         what = f"{where}: " if kind in ("error", "reward") else ""
@@ -239,15 +243,15 @@ def _diagnoses(sections: dict[str, Any], tolerances: Tolerances) -> list[Finding
 def _calibration(sections: dict[str, Any], tolerances: Tolerances) -> list[Finding]:
     found, section = [], sections.get("calibration") or {}
     for name, curves in (section.get("dispersion") or {}).items():
-        for depth, (short, over, error, spread, noise) in enumerate(
-            zip(*(curves[k][b] for k, b in (("short", "low"), ("over", "low"), ("error", "mean"), ("spread", "mean"), ("noise", "low"))), strict=True), 1
+        for depth, (short, over, error, spread, noise, less) in enumerate(
+            zip(*(curves[k][b] for k, b in (("short", "low"), ("over", "low"), ("error", "mean"), ("spread", "mean"), ("noise", "low"), ("less", "low"))), strict=True), 1
         ):
             if short is None or error is None:
                 continue
             if not section["random"] and section["fresh"] and noise is not None and noise > tolerances.spread:
                 found.append(Finding("no_spread", name, f"{name}: the environment's noise is {noise:.2f} of the variance at step {depth}, "
                                      "and the model draws none.", depth))  # fmt: skip
-            elif section["random"] and short > 0 and error > tolerances.spread:
+            elif section["random"] and error > tolerances.spread and (short > 0 or (less is not None and less > 0)):
                 found.append(Finding("overconfident", name, f"{name}: at step {depth} the model's variance is {spread:.2g} of the real "
                                      f"one, its squared error {error:.2g}: it is more certain than right.", depth))  # fmt: skip
             elif section["random"] and over is not None and over > 0 and spread > tolerances.spread:
@@ -294,7 +298,8 @@ def _values(sections: dict[str, Any], tolerances: Tolerances) -> list[Finding]:
 
 def _data(sections: dict[str, Any], tolerances: Tolerances) -> list[Finding]:
     found, support, drift = [], sections.get("support"), sections.get("drift")
-    if support and (worst := max(support["outside"])) > tolerances.support:
+    outside = [x for x in support["outside"] if x is not None] if support else []
+    if support and outside and (worst := max(outside)) > tolerances.support:
         found.append(Finding("support", "imagined rows", f"{worst:.0%} of imagined rows lie out of the data's support.",
                              support["outside"].index(worst) + 1))  # fmt: skip
     if drift and drift["p"] < SURE and drift["after"] > max(tolerances.drift, 4 * max(drift["before"], 0)):

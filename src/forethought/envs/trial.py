@@ -14,7 +14,8 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from forethought.envs.control import MechanicalState
 from forethought.envs.pure import ObservedEnv, first_step, next_step, within_bounds
-from forethought.types import Box, Discrete, Spec, TimeStep
+from forethought.protocols import AbstractPolicy
+from forethought.types import Box, Decision, Discrete, Spec, TimeStep
 
 EDGE = 2.5
 """Hover ends where a coordinate of the position is farther from 0 than this."""
@@ -211,3 +212,25 @@ class Grid(ObservedEnv):
 
 def _observe_cell(state: GridState) -> dict[str, Int[Array, ""]]:
     return {"row": state.row, "column": state.column}
+
+
+class Controller(AbstractPolicy):
+    """A simple controller of one of the three: hovers at the origin, balances the pole, walks to the goal."""
+
+    name: str = eqx.field(static=True)
+    """Of the environment, as its spec says it."""
+
+    def initial(self) -> None:
+        return None
+
+    def __call__(self, carry: None, time_step: TimeStep, *, key: PRNGKeyArray) -> tuple[None, Decision]:
+        obs = jax.tree.map(jnp.asarray, time_step.obs)
+        if self.name == "jax/hover":
+            action = jnp.clip(-obs["position"] - 1.5 * obs["velocity"], -1, 1)
+        elif self.name == "jax/balance":
+            push = obs["position"] @ jnp.array([0.3, 8.0]) + obs["velocity"] @ jnp.array([0.5, 1.5])
+            action = jnp.clip(push[None], -1, 1)
+        else:
+            vertical = jnp.where(obs["row"] < 3, 1, 0)  # down or up to the goal's row, once in its column
+            action = jnp.where(obs["row"] < 2, 1, jnp.where(obs["column"] < 7, 3, vertical)).astype(jnp.int32)
+        return None, Decision(action, jnp.zeros(()))

@@ -23,13 +23,13 @@ from forethought.types import Outcome, TimeStep
 
 FAULTS: dict[str, tuple[float, float, float]] = {
     "region_bias": (0.15, 0.5, 1.0),
-    "late_drift": (0.03, 0.1, 0.3),
+    "late_drift": (0.03, 0.2, 0.4),
     "reward_outside": (0.2, 0.5, 2.0),
     "missing_termination": (0.2, 0.5, 1.0),
     "identical_members": (2.0, 3.0, 5.0),
-    "delayed_action": (0.2, 0.5, 1.0),
-    "action_sign": (0.1, 0.5, 1.0),
-    "overconfident": (0.3, 0.6, 1.0),
+    "delayed_action": (0.2, 0.75, 1.0),
+    "action_sign": (0.1, 0.75, 1.0),
+    "overconfident": (0.3, 0.7, 1.0),
     "swapped_keys": (0.1, 0.7, 1.0),
     "mode_collapse": (0.3, 0.8, 1.0),
     "time_limit_termination": (0.2, 0.5, 1.0),
@@ -45,8 +45,8 @@ ONSET = 10
 """The first imagined step that `late_drift` touches."""
 REGION, FAR_COLUMN = 0.25, 5
 """Where `region_bias` holds: position[0] above this, and from this column of Grid on."""
-OUTSIDE = {"jax/hover": 1.6, "jax/balance": 1.5}
-"""`reward_outside` holds where a position (Hover: either, Balance: the cart's) is farther from 0 than this."""
+OUTSIDE = {"jax/hover": 1.6, "jax/balance": 0.15}
+"""`reward_outside` holds where a position (Hover: either, Balance: the pole's angle) is farther from 0 than this."""
 CORNER_SHARES = (0.00076, 0.00235, 0.0070, 0.0160, 0.0318, 0.0557)
 """Share of the steps under random actions that arrive in Grid's lower half and within 0, 1, .. 5 moves of its lower
 right corner, exact: a random walk over the map, whatever the noise."""
@@ -140,7 +140,7 @@ def reward_outside(now: Moment) -> tuple[PyTree, TimeStep]:
     if isinstance(now.env, Grid):
         outside = (state.row >= SIDE - 3) & (state.column < 3)
     else:
-        place = state.position if isinstance(now.env, Hover) else state.position[:1]
+        place = state.position if isinstance(now.env, Hover) else state.position[1:]
         outside = jnp.any(jnp.abs(place) > OUTSIDE[now.env.spec.name])
     return state, dataclasses.replace(time_step, reward=time_step.reward + jnp.where(outside, now.size, 0.0))
 

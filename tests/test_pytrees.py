@@ -20,7 +20,7 @@ from forethought.models.members import ensemble
 from forethought.models.oracle import Oracle
 from forethought.models.planted import planted
 from forethought.ops import dists, stats
-from forethought.run import Agent
+from forethought.agent import Agent
 from forethought.types import Box, Discrete, Outcome, PerStep, PerTime
 
 KEY = jax.random.key(0)

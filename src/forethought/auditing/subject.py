@@ -146,8 +146,8 @@ class HostModel:
         step, action = rows.time_step, before(rows.action)
         latent, seen = self.initial(len(action)), []
         for t in range(action.shape[1]):
-            obs = {name: x[:, t] for name, x in step.obs.items()}
-            latent = self.observe(latent, action[:, t], obs, step.first[:, t])
+            obs = {name: np.array(x[:, t]) for name, x in step.obs.items()}  # copies, which may be written to
+            latent = self.observe(latent, np.array(action[:, t]), obs, np.array(step.first[:, t]))
             seen.append(latent)
         return jax.tree.map(lambda *xs: np.stack(xs, 1), *seen)
 
@@ -162,7 +162,7 @@ class HostModel:
         return jax.tree.map(lambda *xs: np.stack(xs, 1), *found)
 
     def _next(self, latent: PyTree, action: np.ndarray, rng: np.random.Generator) -> tuple[PyTree, Prediction]:
-        latent, found = self.next(latent, action, rng)
+        latent, found = self.next(latent, np.array(action), rng)
         if unknown := found.keys() - set(Prediction._fields):
             raise ValueError(f"HostModel: next: '{min(unknown)}' is none of {', '.join(Prediction._fields)}")
         for name in ("reward", "discount"):

@@ -20,7 +20,7 @@ auditing  auditing.subject  auditing.reality  auditing.trial  auditing.depth  au
 auditing.values  auditing.exploitation  auditing.diagnosis  auditing.drift  auditing.mismatch  auditing.verdict
 auditing.audit  auditing.episodes  auditing.evaluation
 algos  algos.dreamer  algos.aligned
-record  page  report  compare  compare_page
+record  page  audit_curves  audit_promises  audit_causes  audit_report  report  compare  compare_page
 logs  settings  agent  examine  run
 studies  studies.alignment  studies.alignment_run  studies.alignment_report  studies.agents
 __init__

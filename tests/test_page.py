@@ -39,6 +39,28 @@ def test_show(value: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "text"), [(1234.5, "1,230"), (-0.98765, "\u22120.988"), (None, "no number"), (float("inf"), "no number")]
+)
+def test_brief(value: float | None, text: str) -> None:
+    assert page.brief(value) == text
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (0.0, "0 %"),
+        (0.0004, "under 0.1 %"),
+        (0.0512, "5.1 %"),
+        (0.875, "88 %"),
+        (-0.03, "\u22123 %"),
+        (None, "no number"),
+    ],
+)
+def test_percent(share: float | None, text: str) -> None:
+    assert page.percent(share) == text
+
+
+@pytest.mark.parametrize(
     ("seconds", "text"),
     [(0.04, "0.0 s"), (59.9, "59.9 s"), (60.0, "1 min 00 s"), (3599.6, "1 h 00 min"), (7384.0, "2 h 03 min")],
 )

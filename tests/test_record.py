@@ -50,12 +50,27 @@ def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:
         ({"metrics": {"real/loss": "nat"}}, {}, r"config\.json: metrics: real/loss: expected \[unit, explanation\]"),
         ({}, {"open_loop": {"keys": {}}}, r"evaluation\.json: open_loop: context: missing"),
         ({}, {"open_loop": {"context": 1, "keys": {"a": {"true": [1]}}}}, "open_loop: a: predicted: missing"),
-        ({}, {"error_by_depth": {"depth": [1]}}, "error_by_depth: episodes, keys: missing"),
         ({}, {"episode": [1]}, "episode: obs, reward: missing"),
     ],
 )
 def test_a_malformed_file_is_refused(tmp_path: Path, config: Any, evaluation: Any, message: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "evaluation.json").write_text(json.dumps(evaluation))
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("audit", "message"),
+    [
+        ([], r"audit\.json: expected a JSON object, found list"),
+        ({}, r"audit\.json: schema: None is not 1"),
+        ({"schema": 1, "about": {}}, r"audit\.json: about: env, horizon, .*: missing"),
+    ],
+)
+def test_a_malformed_audit_is_refused(tmp_path: Path, audit: Any, message: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert read(tmp_path).audit == {}
+    (tmp_path / "audit.json").write_text(json.dumps(audit))
     with pytest.raises(ValueError, match=message):
         read(tmp_path)

@@ -65,22 +65,16 @@ def evaluation(generator: np.random.Generator, length: int, sketch: bool, dims: 
         obs = {"obs": obs.tolist()}
         return {"obs": obs, "reward": (-(angle**2)).tolist(), "sketch": rods if sketch else None}
 
-    time, depth = np.arange(50), np.arange(1, 46)
+    time = np.arange(50)
     true, drift = swing(time, 0.0)[1], 0.02 * np.maximum(time - 4, 0)[:, None]
     pair = {"true": true.tolist(), "predicted": (true + drift * generator.normal(size=true.shape)).tolist()}
     reward, alive = (-(true[:, :1] ** 2)).ravel(), [1.0] * 50
-    curve = {"model": 0.02 * depth, "model_sem": 0.003 * depth, "copy last": 0.9 * (1 - np.exp(-depth / 4.0))}
-    curves = {name: values.tolist() for name, values in {**curve, "mean": np.full(45, 0.7)}.items()}
     loop = {"keys": {"obs": pair}, "reward": {"true": reward.tolist(), "predicted": (reward * 1.1).tolist()}}
     returns = {"agent": (-150, 20), "zero action": (-1200, 150), "random": (-1230, 120)}
     return {
         **{"step": 4800, "rule": "greedy", "env": "Pendulum-v1", "seeds": list(range(100, 140))},
         "returns": {name: (mean + std * generator.normal(size=40)).tolist() for name, (mean, std) in returns.items()},
         "open_loop": {"context": 5, "horizon": 45, **loop, "discount": {"true": alive, "predicted": [0.99] * 50}},
-        "error_by_depth": {
-            **{"depth": depth.tolist(), "episodes": 20, "unit": "mean absolute error"},
-            **{"keys": {"obs": curves}, "reward": {**curves, "model_sem": None}},
-        },
         "episode": {**acted(np.arange(length), 0.0), "action": np.sin(np.arange(length) / 9.0)[:, None].tolist()},
         "imagined_episode": acted(np.arange(50), 0.05),
     }
@@ -128,11 +122,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # One for each metric: 1 return, 7 other real, 4 imagined, 2 of time; a box of returns; obs of 3 dimensions, reward
-# and discount; error of obs and reward; the layers of time
-PLOTS = (1 + 7 + 4 + 2) + 1 + (3 + 1 + 1) + 2 + 1
+# and discount; the layers of time
+PLOTS = (1 + 7 + 4 + 2) + 1 + (3 + 1 + 1) + 1
 
 PROBE = """
-document.querySelector(".switch")?.click();
 const slider = document.querySelector("input[type=range]");
 if (slider) { slider.value = 30; slider.dispatchEvent(new Event("input")); }
 setTimeout(() => {
@@ -141,7 +134,6 @@ setTimeout(() => {
   const inked = ({ width, height }, pen) => pen.getImageData(0, 0, width, height).data.some(Boolean);
   root.dataset.found = JSON.stringify({
     drawn: plots.filter(({ element }) => element.querySelector(".scatterlayer path, .boxlayer path")).length,
-    axes: [...document.querySelectorAll("#error-by-depth .plot")].map(plot => plot.layout.yaxis.type),
     inked: [...document.querySelectorAll(".scenes canvas")].map(canvas => inked(canvas, canvas.getContext("2d"))),
     states: [...document.querySelectorAll(".scenes canvas + h4")].map(state => state.textContent),
     requests: performance.getEntriesByType("resource").map(entry => entry.name),
@@ -169,7 +161,6 @@ def test_browser(run: Path, tmp_path: Path) -> None:
     assert not seen["failed"]
     assert seen["drawn"] == PLOTS
     assert seen["requests"] == []
-    assert seen["axes"] == ["log", "log"]
     assert seen["inked"] == [True, True]
     assert seen["states"] == ["real, depth 0", "imagined, depth 26"]  # step 30, after steps 0 to 4 were seen
     assert seen["sheet"] == "rgb(244, 246, 248)" and seen["font"] == "#566172"
@@ -192,18 +183,15 @@ def test_text_from_outside_is_text(tmp_path: Path) -> None:
     with (directory / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 64, f"real/{HOSTILE}": 1, f"time/seconds/{HOSTILE}": 1}) + "\n")
     whole = json.loads((directory / "evaluation.json").read_text())
-    loop, error, episode, dream = (
+    loop, episode, dream = (
         {**whole[name], inner: {HOSTILE: whole[name][inner]["obs"]}}
         for name, inner in (
             ("open_loop", "keys"),
-            ("error_by_depth", "keys"),
             ("episode", "obs"),
             ("imagined_episode", "obs"),
         )
     )
-    error["keys"][HOSTILE][HOSTILE] = error["keys"][HOSTILE]["mean"]
-    error["unit"] = HOSTILE
-    parts = {"open_loop": loop, "error_by_depth": error, "episode": episode, "imagined_episode": dream}
+    parts = {"open_loop": loop, "episode": episode, "imagined_episode": dream}
     change(directory, **parts, returns={"agent": [1.0], HOSTILE: [2.0]}, rule=HOSTILE, env=HOSTILE, step=HOSTILE)
     path = report.write(directory)
     assert "<img src=x" not in path.read_text()
@@ -218,7 +206,7 @@ def test_text_from_outside_is_text(tmp_path: Path) -> None:
 def test_first_moments_of_a_run(tmp_path: Path) -> None:
     write(tmp_path / "config.json", {"algorithm": "dreamer", "env": "pendulum"})
     text = words(report.write(tmp_path))
-    assert text.count("Not measured:") == 7  # learning, real, imagined, open loop, error, episode, timing
+    assert text.count("Not measured:") == 7  # learning, audit, real, imagined, open loop, episode, timing
     assert "none yet" in text and "nothing is said about the agent" in text
     (tmp_path / "metrics.jsonl").write_text('{"step": 16, "real/loss/obs": 2.5}\n{"step": 32, "rea')
     path = report.write(tmp_path)
@@ -282,23 +270,30 @@ def test_verdict(tmp_path: Path, agent: list[float], other: list[float], says: s
     assert says in words(report.write(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("model", "says"),
-    [
-        ([0.1, 0.2, 0.3], "at every depth, up to 3"),
-        ([0.1, 0.5, 0.3], "up to depth 1"),
-        ([0.4, 0.1, 0.1], "not, even at the first depth"),
-        ([0.1, None, 0.1], "up to depth 1"),
-    ],
-)
-def test_reach_of_the_model(tmp_path: Path, model: list[float | None], says: str) -> None:
+def test_the_audit_stands_after_learning(tmp_path: Path) -> None:
     write(tmp_path / "config.json", {})
-    curves = {"model": model, "model_sem": [0.01] * 3, "copy last": [0.3, 0.4, 0.9], "mean": [0.6, 0.45, 0.4]}
-    write(
-        tmp_path / "evaluation.json", {"error_by_depth": {"depth": [1, 2, 3], "episodes": 4, "keys": {"obs": curves}}}
-    )
-    text = words(report.write(tmp_path))
-    assert f"Here it is {says}." in text and "4 episodes are too few" in text
+    titles = lambda: re.findall("<h2>(.*?)</h2>", report.write(tmp_path).read_text())  # noqa: E731
+    assert titles() == ["Learning", "Audit", "Losses", "Open loop", "Episode", "Timing", "Configuration"]
+    assert "forethought audit DIR" in words(tmp_path / "report.html")
+    about = {name: 1 for name in ("env", "horizon", "episodes", "starts", "samples", "seed", "policies", "reality")}
+    use = {"status": "pass", "reasons": [], "safe_horizon": 9}
+    verdict = {"findings": [], "uses": {"planning": use}, "safe_horizon": 9, "horizon": 12, "status": "pass"}
+    audit = {
+        "schema": 1,
+        "about": about | {"tolerances": {}},
+        "sections": {},
+        "missing": {"drift": "no episodes were given"},
+    }
+    write(tmp_path / "audit.json", audit | {"verdict": verdict})
+    found = titles()
+    assert found[:3] == ["Learning", "Verdict", "Error by depth"] and found[10:12] == ["Provenance", "Losses"]
+    text = words(tmp_path / "report.html")
+    assert "may be trusted for planning. Taken together, its predictions are shown to hold 9 of 12 steps ahead" in text
+    assert "World model \N{CHECK MARK} pass holds 9 of 12 steps ahead" in text  # a tile
+    assert "Drift Not measured: no episodes were given." in text and "forethought audit DIR" not in text
+    write(tmp_path / "audit.json", audit | {"verdict": {}})
+    with pytest.raises(ValueError, match="audit.json: verdict: findings, uses"):
+        report.write(tmp_path)
 
 
 def test_time_goes_on_where_a_run_was_resumed(tmp_path: Path) -> None:
@@ -318,10 +313,6 @@ def test_time_goes_on_where_a_run_was_resumed(tmp_path: Path) -> None:
         (
             {"open_loop": {"context": 1, "keys": {"a": {"true": [[1], [1, 2]], "predicted": [1]}}}},
             "open_loop: a: true: e",
-        ),
-        (
-            {"error_by_depth": {"depth": [1, 2], "episodes": 9, "keys": {"a": {"model": [1, 2], "mean": [1]}}}},
-            "error_by_depth: a: mean: 1 values for 2 depths",
         ),
         ({"episode": {"obs": {}, "reward": [0], "sketch": [[[0, 0, 1, 1]]]}}, "sketch: expected segments"),
         ({"returns": {"agent": [[1], [2, 3]]}}, "returns: agent: expected rows"),

@@ -62,6 +62,16 @@ def missing(what: str) -> Html:
     return tag("p", f"Not measured: {what}.", class_="missing")
 
 
+def lead(sentence: str) -> Html:
+    """What a section says, in a sentence before its figures."""
+    return tag("p", sentence, class_="lead")
+
+
+def fold(summary: str, body: Html) -> Html:
+    """Something that is opened by who wants to see it; a wide table scrolls in it."""
+    return tag("details", tag("summary", summary), tag("div", body, class_="wide"))
+
+
 def data(kind: str, value: Mapping[str, Any]) -> Html:
     """An element of class `kind` that the page's script fills from `value`: JSON that cannot close its own tag."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
@@ -90,7 +100,8 @@ def table(rows: Iterable[tuple[str, ...]], head: tuple[str, ...] = ()) -> Html:
 
 
 def trace(name: str, role: str, x: np.ndarray, y: np.ndarray, **style: Any) -> dict[str, Any]:
-    """A curve; `role` names its colour and dash. `style`: faint True, stack True, band (low, high)."""
+    """A curve; `role` names its colour and dash. `style`: faint True, stack True, band (low, high), points True for
+    separate points, whose band is drawn as bars."""
     keep = thin(y)
     if "band" in style:
         style["band"] = [numbers(edge[keep]) for edge in style["band"]]
@@ -131,6 +142,17 @@ def show(value: float) -> str:
         return "not finite"
     text = f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
     return text.replace("-", "\N{MINUS SIGN}")
+
+
+def brief(value: float | None, digits: int = 3) -> str:
+    """A number in a sentence or table; None, which is JSON's not finite or not measured, says that there is none."""
+    return "no number" if value is None or not np.isfinite(value) else show(float(f"{value:.{digits}g}"))
+
+
+def percent(share: float | None) -> str:
+    if share is not None and 0 < abs(share) < 0.0005:
+        return "under 0.1 %"
+    return "no number" if share is None or not np.isfinite(share) else f"{brief(100 * share, 2)} %"
 
 
 def show_time(seconds: float) -> str:

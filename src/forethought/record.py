@@ -11,13 +11,19 @@ import numpy as np
 
 FIELDS = {
     "open_loop": ("context", "keys"),
-    "error_by_depth": ("depth", "episodes", "keys"),
     "episode": ("obs", "reward"),
     "imagined_episode": ("obs", "reward"),
 }
 """What a part of evaluation.json has to hold, where the part is there at all."""
-CURVES = {"open_loop": ("true", "predicted"), "error_by_depth": ("model",)}
+CURVES = {"open_loop": ("true", "predicted")}
 """What each of its `keys`, and its reward and discount, have to hold."""
+AUDIT = {
+    "about": ("env", "horizon", "episodes", "starts", "samples", "seed", "policies", "tolerances", "reality"),
+    "sections": (),
+    "missing": (),
+    "verdict": ("findings", "uses", "safe_horizon", "horizon", "status"),
+}
+"""What audit.json has to hold."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +33,8 @@ class Record:
     """Environment steps and values by name; a value that was null or not finite is NaN."""
     evaluation: dict[str, Any]
     """Empty where nothing was evaluated."""
+    audit: dict[str, Any]
+    """Empty where the model was not audited."""
     torn: bool
     """The last line of metrics.jsonl was cut off, as by a kill in the middle of writing; it is left out."""
 
@@ -37,7 +45,7 @@ class Record:
 
 
 def read(directory: Path) -> Record:
-    """Reads config.json, which has to be there, and metrics.jsonl and evaluation.json where they are.
+    """Reads config.json, which has to be there, and metrics.jsonl, evaluation.json and audit.json where they are.
 
     Raises FileNotFoundError where `directory` holds no run, ValueError (file and field named) on a malformed file.
     """
@@ -51,16 +59,20 @@ def read(directory: Path) -> Record:
     path = directory / "evaluation.json"
     evaluation = _read_object(path) if path.is_file() else {}
     _check(evaluation)
-    return Record(config, metrics, evaluation, torn)
+    path = directory / "audit.json"
+    audit = _read_object(path) if path.is_file() else {}
+    if path.is_file():
+        check_audit(audit)
+    return Record(config, metrics, evaluation, audit, torn)
 
 
-def rows(values: Any, where: str) -> np.ndarray:
+def rows(values: Any, where: str, file: str = "evaluation.json") -> np.ndarray:
     """A list over time, of numbers or of vectors, as [time, dimension]; what is not finite becomes NaN."""
     try:
         array = np.asarray(values, float)
         array = array.reshape(len(array), int(np.prod(array.shape[1:])))
     except (ValueError, TypeError) as error:
-        raise ValueError(f"evaluation.json: {where}: expected rows of numbers, all of one length ({error})") from error
+        raise ValueError(f"{file}: {where}: expected rows of numbers, all of one length ({error})") from error
     return np.where(np.isfinite(array), array, np.nan)
 
 
@@ -70,20 +82,32 @@ def total(counter: np.ndarray) -> np.ndarray:
     return np.cumsum(np.where(steps < 0, counter, steps))
 
 
-def _check(evaluation: dict[str, Any]) -> None:
-    def need(part: Any, fields: tuple[str, ...], where: str) -> None:
-        absent = [field for field in fields if not isinstance(part, dict) or field not in part]
-        if absent:
-            raise ValueError(f"evaluation.json: {where}: {', '.join(absent)}: missing")
+def check_audit(audit: dict[str, Any]) -> None:
+    """Raises ValueError, naming the field, for what is not an audit; its parts are checked where they are shown."""
+    if audit.get("schema") != 1:
+        raise ValueError(f"audit.json: schema: {audit.get('schema')!r} is not 1; delete the file and audit again")
+    for name, fields in AUDIT.items():
+        part = audit.get(name)
+        if not isinstance(part, dict):
+            raise ValueError(f"audit.json: {name}: expected an object, found {type(part).__name__}")
+        _need(part, fields, f"audit.json: {name}")
 
+
+def _need(part: Any, fields: tuple[str, ...], where: str) -> None:
+    absent = [field for field in fields if not isinstance(part, dict) or field not in part]
+    if absent:
+        raise ValueError(f"{where}: {', '.join(absent)}: missing")
+
+
+def _check(evaluation: dict[str, Any]) -> None:
     for name, fields in FIELDS.items():
         part = evaluation.get(name)
         if part:
-            need(part, fields, name)
+            _need(part, fields, f"evaluation.json: {name}")
             signals = {**part.get("keys", {}), **{key: part.get(key) for key in ("reward", "discount")}}
             for key, signal in signals.items():
                 if name in CURVES and signal:
-                    need(signal, CURVES[name], f"{name}: {key}")
+                    _need(signal, CURVES[name], f"evaluation.json: {name}: {key}")
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from forethought import page
+from forethought import audit_report, page
 from forethought.page import Html, show, tag
 from forethought.record import Record, read, rows, total
 
@@ -29,18 +29,21 @@ def write(directory: Path) -> Path:
     """
     record = read(directory)
     title = f"{record.config.get('algorithm', 'run')} on {record.config.get('env', 'an unnamed environment')}"
-    text = page.render(title, _header(record, title), {name: body(record) for name, body in SECTIONS.items()})
+    learning, rest = {"Learning": _learning(record)}, {name: body(record) for name, body in SECTIONS.items()}
+    text = page.render(title, _header(record, title), learning | _audit(record) | rest)
     return page.write(directory / "report.html", text)
 
 
 def _header(record: Record, title: str) -> Html:
     config, evaluation, returns = record.config, record.evaluation, record.returns()
     steps = max((float(x.max()) for x, _ in record.metrics.values()), default=None)
-    tiles = [("Environment steps", "none yet" if steps is None else show(steps), "")]
+    tiles: list[tuple[str, str, str]] = [("Environment steps", "none yet" if steps is None else show(steps), "")]
     for name, values in returns.items():
         note = f"{len(values)} episodes:\n{show(values.min())} to {show(values.max())}"
         tiles.append((f"Mean return, {name}", show(values.mean()), note))
     wall = _counter(record, "time/wall_seconds")[1]
+    if record.audit:
+        tiles.append(audit_report.tile("World model", record.audit["verdict"], record.audit["verdict"]["horizon"]))
     tiles.append(("Wall time", page.show_time(wall[-1]) if len(wall) else "not measured", ""))
     facts = [f"{name} {config[name]}" for name in ("preset", "seed") if config.get(name) is not None]
     if returns:
@@ -119,6 +122,12 @@ def _learning(record: Record) -> Html:
     return _grid(figures) if figures else page.missing("metrics.jsonl holds no episode return")
 
 
+def _audit(record: Record) -> dict[str, Html]:
+    if not record.audit:
+        return {"Audit": page.missing("there is no audit.json; forethought audit DIR audits the model of a run in DIR")}
+    return audit_report.sections(record.audit)
+
+
 def _losses(record: Record) -> Html:
     groups = []
     for role, title, text in (
@@ -162,48 +171,6 @@ def _open_loop(record: Record) -> Html:
         caption += f" {gaps} values were not finite and show as gaps." if gaps else ""
         figures.append(page.figure(name, plots, caption, legend))
     return page.join(figures)
-
-
-def _error_by_depth(record: Record) -> Html:
-    error = record.evaluation.get("error_by_depth")
-    if not error:
-        return page.missing("evaluation.json holds no error by imagined depth")
-    depth, episodes = rows(error["depth"], "error_by_depth: depth")[:, 0], int(error["episodes"])
-    figures = []
-    for name, curves in {**error["keys"], **({"reward": error["reward"]} if error.get("reward") else {})}.items():
-        values = {k: rows(v, f"error_by_depth: {name}: {k}")[:, 0] for k, v in curves.items() if v is not None}
-        for curve, points in values.items():
-            if len(points) != len(depth):
-                raise ValueError(
-                    f"evaluation.json: error_by_depth: {name}: {curve}: {len(points)} values for {len(depth)} depths"
-                )
-        model, sem = values.pop("model"), values.pop("model_sem", None)
-        if sem is None:
-            interval, band = "The spread over episodes was not measured.", {}
-        elif episodes < FEW:
-            interval, band = f"No interval is drawn: {episodes} episodes are too few.", {}
-        else:
-            interval = f"Band: two standard errors over {episodes} episodes."
-            band = {"band": (np.maximum(model - 2 * sem, 0), model + 2 * sem)}
-        roles = {"model": "imagined", **{other: f"baseline{i % 3}" for i, other in enumerate(values)}}
-        traces = [page.trace("model", "imagined", depth, model, **band)]
-        traces += [page.trace(other, roles[other], depth, points) for other, points in values.items()]
-        use = "Lower is better, and the model tells something where it is below every baseline."
-        caption = f"{use} {_reach(depth, model, values)} {interval}"
-        axes = page.plot(traces, x="imagined depth (steps)", y=str(error.get("unit", "")))
-        figures.append(page.figure(name, [axes], caption, roles))
-    switch = tag("button", "Logarithmic error axis", type="button", class_="switch", aria_pressed="false")
-    return page.join([switch, _grid(figures)])
-
-
-def _reach(depth: np.ndarray, model: np.ndarray, baselines: dict[str, np.ndarray]) -> str:
-    if not baselines or not len(depth):
-        return "No baseline was measured."
-    below = np.all([model < points for points in baselines.values()], axis=0)  # a gap is not below
-    if below.all():
-        return f"Here it is at every depth, up to {depth[-1]:.0f}."
-    first = int(np.argmin(below))
-    return f"Here it is up to depth {depth[first - 1]:.0f}." if first else "Here it is not, even at the first depth."
 
 
 def _episode(record: Record) -> Html:
@@ -320,10 +287,8 @@ def _drawn(array: np.ndarray) -> str:
 
 
 SECTIONS: dict[str, Callable[[Record], Html]] = {
-    "Learning": _learning,
     "Losses": _losses,
     "Open loop": _open_loop,
-    "Error by depth": _error_by_depth,
     "Episode": _episode,
     "Timing": _timing,
     "Configuration": _configuration,

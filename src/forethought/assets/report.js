@@ -48,6 +48,14 @@ function traces(data) {
       list.push({ type: "bar", x: [name], y: [trace.bar], marker: { color: faded(ink, 0.7) }, hovertemplate: "%{y}<extra></extra>" });
       continue;
     }
+    if (trace.points) {
+      const apart = edge => edge.map((y, i) => y === null || trace.y[i] === null ? null : Math.abs(y - trace.y[i]));
+      const reach = trace.band && { array: apart(trace.band[1]), arrayminus: apart(trace.band[0]), color: ink, thickness: 1.5, width: 4 };
+      list.push({ x: trace.x, y: trace.y, mode: "markers", ...(reach && { error_y: reach }), // a cross where something is wrong: not by colour alone
+        marker: { color: faded(ink, 0.75), size: 8, symbol: trace.role === "bad" ? "x" : "circle" },
+        hovertemplate: `${name}: %{x:.4~g}, %{y:.4~g}<extra></extra>` });
+      continue;
+    }
     if (trace.band) {
       const floor = Math.min(...trace.y.filter(y => y > 0)) / 10;
       const edge = y => data.log && y !== null ? Math.max(y, floor) : y;
@@ -70,9 +78,10 @@ function layout(data, width) {
   const soft = colour("soft"), axis = { gridcolor: colour("line"), zeroline: false, automargin: true, nticks: 6,
     fixedrange: touch, linecolor: colour("line"), title: { font: { size: 11 }, standoff: 6 } };
   const boxes = data.traces.some(trace => trace.box || trace.bar !== undefined);
+  const loose = boxes || data.traces.some(trace => trace.points);
   const levels = Object.entries(data.levels ?? {});
   return {
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, hovermode: boxes ? "closest" : "x unified",
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, hovermode: loose ? "closest" : "x unified",
     hoverlabel: { bgcolor: colour("sheet"), bordercolor: colour("line"), font: { color: colour("ink"), size: 12 } },
     font: { family: getComputedStyle(document.body).fontFamily, size: 11, color: soft },
     modebar: { bgcolor: "rgba(0,0,0,0)", color: soft, activecolor: colour("ink") }, margin: { l: 8, r: 10, t: 8, b: 8 }, dragmode: touch ? false : "zoom", height: 210, width,
@@ -80,15 +89,15 @@ function layout(data, width) {
       showticklabels: !data.legend,
       tickcolor: colour("line"), type: boxes ? "category" : "linear" },
     yaxis: { ...axis, title: { ...axis.title, text: plain(data.y) }, type: data.log ? "log" : "linear",
-      tickformat: "~g", ...(data.range && { range: data.range }) },
+      tickformat: "~g", ...(data.range && !data.log && { range: data.range }) },
     shapes: [
       ...(data.shade ? [{ type: "rect", xref: "x", yref: "paper", x0: data.shade[0], x1: data.shade[1], y0: 0, y1: 1,
         fillcolor: faded(soft, 0.18), line: { width: 0 }, layer: "below" }] : []),
       ...levels.map(([, y], i) => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y,
         line: { color: colour(`baseline${i % 3}`), width: 1.5, dash: "dash" } })),
     ],
-    annotations: levels.map(([name, y], i) => ({ xref: "paper", x: 1, xanchor: "right", y, yanchor: i % 2 ? "top" : "bottom",
-      text: plain(name), showarrow: false, font: { size: 10, color: colour(`baseline${i % 3}`) } })),
+    annotations: levels.map(([name, y], i) => ({ xref: "paper", x: 1, xanchor: "right", y: data.log ? Math.log10(y) : y, yanchor: i % 2 ? "top" : "bottom",
+      text: plain(name), showarrow: false, bgcolor: faded(colour("sheet"), 0.7), borderpad: 0, font: { size: 10, color: colour(`baseline${i % 3}`) } })),
   };
 }
 

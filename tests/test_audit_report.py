@@ -180,7 +180,7 @@ def test_noise_that_was_not_measured_is_not_drawn() -> None:
     html = audit_report.sections(audit)["Error by depth"]
     height = plots(html)[2]
     assert set(traces(height)) == {"error", "copy last", "mean"} and "band" in traces(height)["error"]
-    assert "noise was not measured" in html
+    assert "noise was not measured" in html and "Together with what noise explains, the largest" in html
 
 
 def test_calibration_says_what_intervals_hold() -> None:

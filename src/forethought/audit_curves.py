@@ -64,7 +64,7 @@ def error_by_depth(part: Part, audit: Part) -> Html:
     ]
     return page.join(
         [
-            page.lead(_worst(told, len(depth))),
+            page.lead(_worst(told, part, audit["verdict"]["horizon"])),
             tag("p", _reading(part["fresh"]) + left, class_="facts"),
             tag("div", switch, tag("div", *figures, class_="grid" if len(part["policies"]) == 1 else "stack")),
             page.fold(f"Excess error in numbers ({len(cells)} rows)", page.table(cells, head)),
@@ -105,7 +105,8 @@ def _leading(holds: np.ndarray) -> float:
     return float(np.argmin([*holds, False]))
 
 
-def _worst(told: dict[tuple[str, str], dict[str, float]], steps: int) -> str:
+def _worst(told: dict[tuple[str, str], dict[str, float]], part: Part, horizon: int) -> str:
+    """`horizon`: the most steps that any episode let be seen."""
     if not told:
         return "The model predicts nothing that could be compared."
 
@@ -113,15 +114,16 @@ def _worst(told: dict[tuple[str, str], dict[str, float]], steps: int) -> str:
         key = max(told, key=lambda key: np.nan_to_num(told[key][at], nan=-np.inf))
         return f"{key[0]} ({percent(max(told[key][at], 0.0))} of its variance, policy '{key[1]}')"
 
-    held = min(x["holds"] for x in told.values())
+    held = min(horizon, *(x["holds"] for x in told.values()))
     shown = (
         f"Every quantity of every policy is shown to be within tolerance up to step {held:.0f}."
         if held
         else "Already at the first step, some quantity of some policy is not shown to be within tolerance."
     )
+    noise = "Beyond what" if part["fresh"] else "Together with what"
     return (
-        f"Beyond what noise explains, the largest error one step ahead is that of {most('first')}; {steps} steps ahead "
-        f"that of {most('last')}. {shown}"
+        f"{noise} noise explains, the largest error one step ahead is that of {most('first')}; {len(part['depth'])} steps "
+        f"ahead that of {most('last')}. {shown}"
     )
 
 
@@ -216,7 +218,7 @@ def _certainty(part: Part, audit: Part) -> str:
     held = [array(levels[0], "coverage") for levels in coverage["covered"].values()] if coverage else []
     held = [x[np.isfinite(x)] for x in held if np.isfinite(x).any()]
     if held:
-        near, far = (f"{percent(min(x[at] for x in held))} to {percent(max(x[at] for x in held))}" for at in (0, -1))
+        near, far = (" to ".join({percent(find(x[at] for x in held)): 0 for find in (min, max)}) for at in (0, -1))
         should = f"Intervals that should hold {percent(coverage['nominal'][0])} of what comes hold"
         told.insert(0, f"{should} {near} one step ahead and {far} at the last step, depending on the quantity.")
     return " ".join(told)

@@ -48,7 +48,7 @@ def header(audit: dict[str, Any]) -> Html:
     tiles.append(("Found wrong", Html(count), measured))
     boxes = [tag("div", tag("dt", name), tag("dd", word), tag("dd", note), class_="tile") for name, word, note in tiles]
     facts = [f"{about['episodes']} episodes of each policy ({', '.join(about['policies'])})"]
-    facts += [f"{about['starts']} starts", f"{about['samples']} samples", f"compared with {about['reality']}"]
+    facts += [f"{about['starts']} starts", f"{about['samples']} samples", f"reality: {about['reality']}"]
     return tag(
         "header",
         tag("p", "Forethought audit", class_="kicker"),

@@ -122,8 +122,8 @@ def _worst(told: dict[tuple[str, str], dict[str, float]], part: Part, horizon: i
     )
     noise = "Beyond what" if part["fresh"] else "Together with what"
     return (
-        f"{noise} noise explains, the largest error one step ahead is that of {most('first')}; {len(part['depth'])} steps "
-        f"ahead that of {most('last')}. {shown}"
+        f"{noise} noise explains, the largest error one step ahead is that of {most('first')}; "
+        f"{len(part['depth'])} steps ahead that of {most('last')}. {shown}"
     )
 
 

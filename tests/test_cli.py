@@ -27,7 +27,7 @@ class NotFinite(gymnasium.Env):
         return np.array([0, np.nan if self.t == 3 else 1], np.float32), 0.0, False, self.t >= 9, {}
 
 
-TRAIN = ("train", "stub", "--env", "Pendulum-v1", "--steps", 100, "--eval-episodes", 1)
+TRAIN = ("train", "stub", "--env", "Pendulum-v1", "--audit-episodes", 0, "--steps", 100, "--eval-episodes", 1)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -102,6 +102,9 @@ BAD = [
     (("eval", "{tmp}/file"), "{tmp}/file: is not a run"),
     (("eval", "{tmp}/broken"), "{tmp}/broken/config.json: is not a run's config"),
     (("eval", "{tmp}/broken", "--episodes", 0), "0 is not at least 1"),
+    (("audit", "{tmp}/nowhere"), "{tmp}/nowhere: is not a run"),
+    (("audit", "{tmp}/broken", "--tolerances", "{tmp}/file.toml"), "{tmp}/file.toml: No such file or directory"),
+    (("audit", "{tmp}/broken", "--horizon", 0), "0 is not at least 1"),
     (("report", "{tmp}/nowhere"), "{tmp}/nowhere: is not a run"),
     (("report", "{tmp}/broken"), "{tmp}/broken/config.json"),
     (("check", "Pendulum-v9"), "Pendulum-v9"),
@@ -168,7 +171,7 @@ def small_demo(monkeypatch):
     def smaller(asked, *arguments, **given):
         assert (asked.algorithm, asked.env, asked.eval_env) == ("dreamer", "jax/pendulum", "Pendulum-v1")
         assert asked.steps <= 10_000 and asked.eval_episodes == 100 and asked.seed == 2
-        small = dataclasses.replace(asked, algorithm="stub", steps=100, eval_episodes=1)
+        small = dataclasses.replace(asked, algorithm="stub", steps=100, eval_episodes=1, audit_episodes=0)
         return train(small, *arguments, **given)
 
     monkeypatch.setattr(run, "train", smaller)
@@ -199,7 +202,7 @@ def test_every_command_writes_json_and_can_be_quiet(command, quiet, call, copied
     result = json.loads(path.read_text(), parse_constant=refuse)
     wanted = {
         "train": {"directory", "steps", "seconds", "returns"},
-        "eval": {"returns", "error_by_depth", "open_loop", "step", "rule", "env", "seeds"},
+        "eval": {"returns", "open_loop", "step", "rule", "env", "seeds"},
         "report": {"reports"},
         "check": set(),
         "demo": {"seconds", "steps", "returns"},

@@ -21,7 +21,7 @@ auditing.values  auditing.exploitation  auditing.diagnosis  auditing.drift  audi
 auditing.audit  auditing.episodes  auditing.evaluation
 algos  algos.dreamer  algos.aligned
 record  page  audit_curves  audit_promises  audit_causes  audit_report  report  compare  compare_page
-logs  settings  agent  examine  run
+logs  settings  agent  examination  run
 studies  studies.alignment  studies.alignment_run  studies.alignment_report  studies.agents
 __init__
 cli

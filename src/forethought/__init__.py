@@ -9,7 +9,7 @@ from forethought.auditing.subject import HostModel as HostModel
 from forethought.auditing.verdict import Tolerances as Tolerances
 from forethought.devices import cpu_devices as cpu_devices
 from forethought.envs import make as make
-from forethought.examine import examine as examine
+from forethought.examination import examine as examine
 from forethought.run import evaluate as evaluate
 from forethought.run import rollout as rollout
 from forethought.run import train as train

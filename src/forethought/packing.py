@@ -78,10 +78,14 @@ def unpack(content: bytes, like: Tree, part: str = "") -> Tree:
 
 
 def _parse(content: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The arrays by name, and what each of them is."""
+    """The arrays by name, and what each of them is. Raises ValueError for what is not whole."""
+    try:
+        entries = safetensors.deserialize(content)
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"is damaged ({error})") from error
     arrays = {
         name: np.frombuffer(entry["data"], np.dtype(DTYPES[entry["dtype"]])).reshape(entry["shape"])
-        for name, entry in safetensors.deserialize(content)
+        for name, entry in entries
     }
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     keys = json.loads(header["__metadata__"]["keys"])

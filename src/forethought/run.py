@@ -33,7 +33,7 @@ from forethought import agent as agents
 from forethought import checkpoint, devices, report
 from forethought.auditing import evaluation
 from forethought.envs import made_pure
-from forethought.examine import examine
+from forethought.examination import examine
 from forethought.imagine import open_loop
 from forethought.logs import Display, MetricsLog, errors_name
 from forethought.loop import CHUNK, Chunk, HostLoop, PureLoop, prefill_ticks

@@ -176,7 +176,7 @@ def _audit(
     trials = {name: asked.attempt(*played[name]) for name in watched}
     found = {name: quantities(spec, trial, rows) for name, trial in trials.items()}
     table = {
-        name: depth.error_by_depth(trials[name], found[name]) | {"termination": depth.termination(trials[name])}
+        name: depth.error_by_depth(trials[name], found[name]) | {"termination": depth.termination(trials[name], tolerances.missed)}
         for name in watched
     }
     sections["error_by_depth"] = {"depth": list(range(1, asked.horizon + 1)), "policies": table, "fresh": asked.reality.fresh,

@@ -77,12 +77,12 @@ def error_by_depth(trial: Trial, found: list[Quantity]) -> dict[str, Any]:
     return {"depth": list(range(1, horizon + 1)), "fresh": trial.fresh, "parts": table}
 
 
-def termination(trial: Trial) -> dict[str, Any] | None:
+def termination(trial: Trial, missed: float = 0.25) -> dict[str, Any] | None:
     """How the model's ends compare with the real ones, by depth; None where it predicts none.
 
     Returns curves as lists [H]: excess (of the probability of having terminated, over its variance), missed
-    (probability by which the model falls short of, or exceeds, the real one), many_missed (that, less a quarter of the
-    real one), real and model (that probability); and at time limits: by how much the model's probability of a termination
+    (probability by which the model falls short of, or exceeds, the real one), many_missed (that, less a share
+    `missed` of the real one), real and model (that probability); and at time limits: by how much the model's probability of a termination
     exceeds the real one there, a lower bound on it, and its probability elsewhere where nothing terminated.
     """
     predicted, real = trial.predicted, trial.real
@@ -102,7 +102,7 @@ def termination(trial: Trial) -> dict[str, Any] | None:
     return {
         "excess": by_depth(excess / (share * (1 - share)), trial),
         "missed": by_depth(model - true, trial),
-        "many_missed": by_depth((model - true) - 0.25 * (1 - true), trial),
+        "many_missed": by_depth((model - true) - missed * (1 - true), trial),
         "real": by_depth(1 - true, trial),
         "model": by_depth(1 - model, trial),
         "at_limit": float(at_limit.mean()) if len(at_limit) else None,

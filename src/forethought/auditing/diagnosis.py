@@ -78,7 +78,7 @@ class _Asked:
             rows, action=action, time_step=dataclasses.replace(rows.time_step, obs={k: obs[k] for k in self.spec.obs})
         )
         latents = self.subject.filter(asked, seed=self.seed)
-        ahead = places[:, 1:] + np.arange(AHEAD)
+        ahead = places[:, 1:] + np.arange(min(AHEAD, self.trial.valid.shape[1]))
         plan = action[places[:, :1], np.minimum(ahead, action.shape[1] - 1)]
         found = unrolled(self.subject, latents, places, plan, self.samples, self.seed)
         if found.obs is not None:

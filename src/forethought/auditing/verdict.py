@@ -20,6 +20,8 @@ class Tolerances:
     """Of the reward, likewise."""
     termination: float = 0.1
     """Of the probability of having terminated, over its variance."""
+    missed: float = 0.25
+    """Share of terminations that the model does not predict."""
     time_limit: float = 0.2
     """Probability of a termination that the model gives to steps at which an episode was only cut."""
     region: float = 0.05
@@ -50,6 +52,8 @@ class Tolerances:
         """Reads a TOML file of names and numbers. Raises ValueError naming what is wrong."""
         try:
             found = tomllib.loads(path.read_text("utf-8"))
+        except OSError as error:
+            raise ValueError(f"{path}: {error.strerror}") from error
         except tomllib.TOMLDecodeError as error:
             raise ValueError(f"{path}: not TOML: {error}") from error
         names = [field.name for field in dataclasses.fields(cls)]

@@ -3,10 +3,10 @@
     python bench/planted.py --json planted.json
     python bench/planted.py --faults module:FAULTS      faults of somebody else's (docs/planted.md)
 
-Every fault at three magnitudes, on three environments, over several seeds, with the default tolerances. A fault is named
-where the audit's findings include one of the kinds that mean it (`MEANS`, docs/planted.md); an alarm over an exact model
-is false wherever the verdict is 'fail'. Exit status 1 where fewer than 95 % of the middle and large faults are named or
-more than 5 % of the exact models fail.
+Every fault at three magnitudes, on three environments, over several seeds, with the default tolerances. A fault is
+named where the audit's findings include one of the kinds that mean it (`MEANS`, docs/planted.md); an alarm over an
+exact model is false wherever the verdict is 'fail'. Exit status 1 where fewer than 95 % of the middle and large faults
+are named or more than 5 % of the exact models fail.
 """
 
 from __future__ import annotations
@@ -120,18 +120,32 @@ def summary(done: list[dict[str, Any]]) -> dict[str, Any]:
     share = lambda some, key: sum(x[key] for x in some) / len(some) if some else None  # noqa: E731
     table = {
         fault: {
-            env: {size: share([x for x in planted if (x["fault"], x["environment"], x["size"]) == (fault, env, size)], "named") for size in SIZES}
+            env: {
+                size: share(
+                    [x for x in planted if (x["fault"], x["environment"], x["size"]) == (fault, env, size)], "named"
+                )
+                for size in SIZES
+            }
             for env in ENVS
         }
         for fault in dict.fromkeys(x["fault"] for x in planted)
     }
-    return {"named_middle_and_large": share(counted, "named"), "false_alarms": share(clean, "failed"), "audits_of_exact_models": len(clean), "table": table}
+    return {
+        "named_middle_and_large": share(counted, "named"),
+        "false_alarms": share(clean, "failed"),
+        "audits_of_exact_models": len(clean),
+        "table": table,
+    }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--faults", default="forethought.models.planted:FAULTS", help="module:dict of magnitudes; the module has planted(env, fault, magnitude) and may have MEANS")
+    parser.add_argument(
+        "--faults",
+        default="forethought.models.planted:FAULTS",
+        help="module:dict of magnitudes; the module has planted(env, fault, magnitude) and may have MEANS",
+    )
     parser.add_argument("--only", nargs="+", help="these faults alone")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--exact", type=int, default=100, help="audits of exact models")
@@ -147,15 +161,20 @@ def main() -> int:
     with ProcessPoolExecutor(args.processes, mp_context=get_context("spawn"), initializer=_alone) as pool:
         for some in pool.map(_group, groups.values(), [args.faults] * len(groups)):
             done += some
-            last = some[-1]
-            print(f"{len(done)}/{len(todo)} {last['fault'] or 'exact'} {last['environment']}: named "
-                  + " ".join(f"{s} {sum(x['named'] for x in some if x['size'] == s)}" for s in SIZES)
-                  + f", failed {sum(x['failed'] for x in some)} of {len(some)}, {sum(x['seconds'] for x in some):.0f} s", flush=True)  # fmt: skip
+            last, named = some[-1], {size: sum(x["named"] for x in some if x["size"] == size) for size in SIZES}
+            what = f"{last['fault'] or 'exact'} {last['environment']}"
+            failed = f"failed {sum(x['failed'] for x in some)} of {len(some)}"
+            print(
+                f"{len(done)}/{len(todo)} {what}: named {named}, {failed}, {sum(x['seconds'] for x in some):.0f} s",
+                flush=True,
+            )
     found = summary(done)
     if args.json:
         from forethought.settings import git_commit, versions
 
-        args.json.write_text(json.dumps({"cases": done, **found, "git": git_commit(), "versions": versions()}, indent=1) + "\n")
+        args.json.write_text(
+            json.dumps({"cases": done, **found, "git": git_commit(), "versions": versions()}, indent=1) + "\n"
+        )
     print(json.dumps({k: v for k, v in found.items() if k != "table"}))
     enough = found["named_middle_and_large"] is None or found["named_middle_and_large"] >= 0.95
     quiet = found["false_alarms"] is None or found["false_alarms"] <= 0.05

@@ -17,7 +17,20 @@ from tiny_runs import DREAMER, command, metrics, options, rows, same_run, start
 
 STEPS = 2000
 # One row of each environment is an iteration, so that a chunk has 32 x 2 rows and every chunk ends in a checkpoint.
-PENDULUM = ("train", "stub", "--env", "Pendulum-v1", "--eval-episodes", 1, "--audit-episodes", 0, "--ticks", 1, "--checkpoint-every", 24)
+PENDULUM = (
+    "train",
+    "stub",
+    "--env",
+    "Pendulum-v1",
+    "--eval-episodes",
+    1,
+    "--audit-episodes",
+    0,
+    "--ticks",
+    1,
+    "--checkpoint-every",
+    24,
+)
 PENDULUM = (*PENDULUM, "--capacity", 1024, "--steps", STEPS)
 
 
@@ -202,7 +215,20 @@ def test_dreamer_stopped_half_way_equals_dreamer_that_never_stopped(env, tmp_pat
     """200 updates at once and 100 + 100 in two processes; for DMControl the stop is in the middle of an episode."""
     # An iteration is one update and 8 rows; resets take rows, so the steps are a little fewer.
     steps = 32 + 200 * 8 + 8
-    train = ("train", "dreamer", "--env", env, "--steps", steps, "--eval-episodes", 1, "--audit-episodes", 0, *options(DREAMER), *DREAMS[env])
+    train = (
+        "train",
+        "dreamer",
+        "--env",
+        env,
+        "--steps",
+        steps,
+        "--eval-episodes",
+        1,
+        "--audit-episodes",
+        0,
+        *options(DREAMER),
+        *DREAMS[env],
+    )
     train = (*train, "--checkpoint-every", 768)
     done = command(*train, "--out", tmp_path / "whole")
     assert (done.returncode, done.stderr) == (0, ""), done.stderr

@@ -16,9 +16,9 @@ envs.pure  envs.tabular  envs.distractor  envs.control  envs.trial  envs.hosted 
 imagine  collect  data  replay  packing  checkpoint
 models  models.oracle  models.members  models.planted  models.rssm  models.coded  models.sight  models.actor_critic
 loop
-auditing  auditing.subject  auditing.reality  auditing.trial  auditing.depth  auditing.calibration  auditing.support
-auditing.values  auditing.exploitation  auditing.diagnosis  auditing.drift  auditing.mismatch  auditing.verdict
-auditing.audit  auditing.episodes  auditing.evaluation
+auditing  auditing.subject  auditing.reality  auditing.trial  auditing.asked  auditing.depth  auditing.calibration
+auditing.support  auditing.values  auditing.exploitation  auditing.diagnosis  auditing.drift  auditing.mismatch
+auditing.tolerances  auditing.findings  auditing.verdict  auditing.audit  auditing.episodes  auditing.evaluation
 algos  algos.dreamer  algos.aligned
 record  page  audit_curves  audit_promises  audit_causes  audit_report  report  compare  compare_page
 logs  settings  agent  examination  run

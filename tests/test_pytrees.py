@@ -12,6 +12,7 @@ import pytest
 
 import forethought
 from forethought import collect, loop, nets
+from forethought.agent import Agent
 from forethought.algos import aligned, dreamer
 from forethought.envs import control, distractor, tabular, trial
 from forethought.envs.distract import distract
@@ -20,7 +21,6 @@ from forethought.models.members import ensemble
 from forethought.models.oracle import Oracle
 from forethought.models.planted import planted
 from forethought.ops import dists, stats
-from forethought.agent import Agent
 from forethought.types import Box, Discrete, Outcome, PerStep, PerTime
 
 KEY = jax.random.key(0)

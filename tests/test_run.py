@@ -51,7 +51,9 @@ def stub():
 
 def asked(env="Pendulum-v1", **given):
     return Settings(
-        **{"algorithm": "stub", "env": env, "steps": STEPS, "checkpoint_every": 150, "eval_episodes": 3} | {"audit_episodes": 0} | given
+        **{"algorithm": "stub", "env": env, "steps": STEPS, "checkpoint_every": 150, "eval_episodes": 3}
+        | {"audit_episodes": 0}
+        | given
     )
 
 

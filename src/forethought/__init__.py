@@ -6,7 +6,7 @@ from forethought.agent import load as load
 from forethought.auditing.audit import Audit as Audit
 from forethought.auditing.audit import audit as audit
 from forethought.auditing.subject import HostModel as HostModel
-from forethought.auditing.verdict import Tolerances as Tolerances
+from forethought.auditing.tolerances import Tolerances as Tolerances
 from forethought.devices import cpu_devices as cpu_devices
 from forethought.envs import make as make
 from forethought.examination import examine as examine

@@ -133,7 +133,8 @@ def _eval(args: Any, begin: float) -> tuple[int, Any]:
 
 def _audit(args: Any, begin: float) -> tuple[int, Any]:
     from forethought import report, run
-    from forethought.auditing.verdict import USES, Tolerances
+    from forethought.auditing.findings import USES
+    from forethought.auditing.tolerances import Tolerances
 
     tolerances = Tolerances.read(args.tolerances) if args.tolerances else None
     console = _console(args)

@@ -1,4 +1,5 @@
-"""Recorded experience as rows: episodes of Gymnasium environments, and Minari datasets. Depth 0, like what is collected."""
+"""Recorded experience as rows: episodes of Gymnasium environments, and Minari datasets. Depth 0, like what is
+collected."""
 
 from __future__ import annotations
 
@@ -20,15 +21,17 @@ def from_gymnasium(
 
     Args:
         observation_space, action_space: of the environment (gymnasium.spaces).
-        episodes: each a dict of observations (T + 1 of them: a list, or arrays stacked by leaf of the space), actions [T],
-            rewards [T], terminations [T] and truncations [T]. An episode that neither terminates nor is truncated is taken
-            to be cut at its end.
+        episodes: each a dict of observations (T + 1 of them: a list, or arrays stacked by leaf of the space), actions
+        [T],
+            rewards [T], terminations [T] and truncations [T]. An episode that neither terminates nor is truncated is
+            taken to be cut at its end.
 
     Returns:
         The episodes, and the spec of what they hold. Continuous actions are mapped to [-1, 1].
 
     Raises:
-        ValueError: a space without counterpart, counts that do not fit together, or values that are not finite or outside
+        ValueError: a space without counterpart, counts that do not fit together, or values that are not finite or
+        outside
             of their space, naming episode and key.
     """
     leaves = spaces.leaves(observation_space)
@@ -41,8 +44,8 @@ def from_gymnasium(
 def from_minari(dataset: str | os.PathLike[str] | Any) -> tuple[list[Step], Spec]:
     """The episodes of a Minari dataset, in its order, and their spec.
 
-    `dataset` is a minari.MinariDataset, the id of one on this machine, or its folder. Raises ImportError naming the extra
-    to install, and ValueError where there is no such dataset."""
+    `dataset` is a minari.MinariDataset, the id of one on this machine, or its folder. Raises ImportError naming the
+    extra to install, and ValueError where there is no such dataset."""
     try:
         import minari
     except ImportError as error:
@@ -50,7 +53,9 @@ def from_minari(dataset: str | os.PathLike[str] | Any) -> tuple[list[Step], Spec
     if isinstance(dataset, str | os.PathLike):
         path = os.fspath(dataset)
         try:
-            dataset = minari.MinariDataset(os.path.join(path, "data")) if os.path.isdir(path) else minari.load_dataset(path)
+            dataset = (
+                minari.MinariDataset(os.path.join(path, "data")) if os.path.isdir(path) else minari.load_dataset(path)
+            )
         except (FileNotFoundError, ValueError, OSError) as error:
             raise ValueError(f"{path}: is no Minari dataset on this machine ({error})") from error
     found = [
@@ -82,21 +87,21 @@ def _episode(number: int, episode: dict[str, Any], leaves: Any, spec: Spec, acti
     edge = np.arange(steps + 1)
     lead = lambda first, rest: np.concatenate([[first], rest]).astype(np.float32)  # noqa: E731
     void = np.zeros_like(actions[:1])
-    return Step(
-        time_step=TimeStep(
-            obs=obs, reward=lead(0, rewards), discount=lead(1, np.where(ended, 0, 1)), first=edge == 0, last=edge == steps,
-            duration=lead(0, np.ones(steps)), reward_delay=np.zeros(steps + 1, np.float32),
-        ),
-        action=np.concatenate([actions, void]), log_prob=None, depth=np.zeros(steps + 1, np.int32),
-        policy_version=np.zeros(steps + 1, np.int32),
+    step = TimeStep(
+        obs=obs, reward=lead(0, rewards), discount=lead(1, np.where(ended, 0, 1)), first=edge == 0,
+        last=edge == steps, duration=lead(0, np.ones(steps)), reward_delay=np.zeros(steps + 1, np.float32),
     )  # fmt: skip
+    zeros = np.zeros(steps + 1, np.int32)
+    return Step(step, np.concatenate([actions, void]), None, zeros, zeros)
 
 
 def _rows(observations: Any, count: int, where: str) -> Iterator[Any]:
     """Native observations one by one, from a list of them or from arrays stacked by leaf."""
     if isinstance(observations, list):
         if len(observations) != count:
-            raise ValueError(f"{where}: {len(observations)} observations for {count - 1} rewards; there must be {count}")
+            raise ValueError(
+                f"{where}: {len(observations)} observations for {count - 1} rewards; there must be {count}"
+            )
         yield from observations
         return
     sizes = {len(x) for x in jax.tree.leaves(observations)}
@@ -118,7 +123,9 @@ def _actions(native: np.ndarray, spec: Spec, action_space: Any, where: str) -> n
         whole = native.astype(np.int64) - getattr(action_space, "start", 0)
     else:
         parts = np.asarray(getattr(action_space, "nvec", np.full(native.shape[1:], 2))).ravel()
-        whole = np.ravel_multi_index(tuple((native - getattr(action_space, "start", 0)).reshape(len(native), -1).T), tuple(parts))
+        whole = np.ravel_multi_index(
+            tuple((native - getattr(action_space, "start", 0)).reshape(len(native), -1).T), tuple(parts)
+        )
     if ((whole < 0) | (whole >= space.n)).any():
         raise ValueError(f"{where}: an action is outside of {action_space}")
     return whole.astype(np.int32)

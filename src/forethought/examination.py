@@ -12,7 +12,8 @@ import numpy as np
 from forethought import agent as agents
 from forethought import record
 from forethought.auditing.audit import Audit, audit
-from forethought.auditing.verdict import USES, Tolerances
+from forethought.auditing.findings import USES
+from forethought.auditing.tolerances import Tolerances
 from forethought.protocols import AbstractEnv
 from forethought.settings import learner
 from forethought.settings import read as read_settings
@@ -87,13 +88,22 @@ def _world(settings: Any, name: str) -> Any:
 def _check_spaces(path: str, other: Any, agent: Any) -> None:
     theirs, ours = ((dict(x.spec.obs), x.spec.action) for x in (other, agent))
     if theirs != ours:
-        raise ValueError(f"{path}: was trained with other observations or actions than the audited run; it cannot be ranked")
+        raise ValueError(
+            f"{path}: was trained with other observations or actions than the audited run; it cannot be ranked"
+        )
 
 
 def _codes(settings: Any, agent: Any) -> Callable[[TimeStep], tuple[np.ndarray, np.ndarray]] | None:
     """What the encoders of model and policy make of real rows, where the algorithm has two."""
     codes = learner(settings.algorithm).codes(agent.policy)
-    return None if codes is None else lambda rows: tuple(np.asarray(x) for x in codes(rows.obs))
+    if codes is None:
+        return None
+
+    def of(rows: TimeStep) -> tuple[np.ndarray, np.ndarray]:
+        model, policy = codes(rows.obs)
+        return np.asarray(model), np.asarray(policy)
+
+    return of
 
 
 def _provenance(directory: Path) -> dict[str, Any]:

@@ -24,9 +24,8 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PRNGKeyArray, PyTree
+from jaxtyping import PRNGKeyArray
 from rich.console import Console
 
 from forethought import agent as agents
@@ -40,7 +39,7 @@ from forethought.loop import CHUNK, Chunk, HostLoop, PureLoop, prefill_ticks
 from forethought.protocols import AbstractEnv, AbstractWorldModel
 from forethought.settings import Settings, agreed, learner
 from forethought.settings import read as read_settings
-from forethought.types import Array, Decision, Outcome, PerStep, Spec, TimeStep
+from forethought.types import Array, Outcome, PerStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,7 +196,11 @@ def _train(
                     log.write(steps, metrics)
                 display.show(steps, metrics)
                 part = settings.snapshots and steps * (settings.snapshots + 1) // settings.steps
-                if part > before * (settings.snapshots + 1) // settings.steps and steps < settings.steps and int(loop.agent.updates):
+                if (
+                    part > before * (settings.snapshots + 1) // settings.steps
+                    and steps < settings.steps
+                    and int(loop.agent.updates)
+                ):
                     with errors_name(root / agents.SNAPSHOTS):
                         agents.save_snapshot(root, steps, loop.agent)
                 if steps - saved >= settings.checkpoint_every:

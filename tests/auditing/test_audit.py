@@ -8,8 +8,8 @@ import pytest
 from forethought import data
 from forethought.auditing.audit import audit
 from forethought.auditing.exploitation import Budget
+from forethought.auditing.findings import IMAGINATION, PLANNING, RANKING
 from forethought.auditing.subject import HostModel
-from forethought.auditing.verdict import IMAGINATION, PLANNING, RANKING
 from forethought.collect import RandomPolicy
 from forethought.envs import make
 from forethought.envs.trial import Controller, Hover
@@ -17,21 +17,34 @@ from forethought.models.members import ensemble
 from forethought.models.oracle import Oracle
 from forethought.models.planted import planted
 
-SMALL = {"episodes": 6, "starts": 48, "samples": 8, "horizon": 6, "budget": Budget(starts=8, candidates=8, iterations=3)}
+SMALL = {
+    "episodes": 6,
+    "starts": 48,
+    "samples": 8,
+    "horizon": 6,
+    "budget": Budget(starts=8, candidates=8, iterations=3),
+}
 
 
 def test_an_exact_model_passes_every_use_and_the_audit_is_json():
     env = Hover()
-    found = audit(Oracle(env), env, policies={"controller": Controller(env.spec.name)}, **SMALL | {"episodes": 12, "starts": 96})
+    found = audit(
+        Oracle(env), env, policies={"controller": Controller(env.spec.name)}, **SMALL | {"episodes": 12, "starts": 96}
+    )
     assert found.verdict["status"] == "pass" and not found.kinds
     assert set(found.missing) == {"drift", "provenance"}
     assert list(found.sections["error_by_depth"]["policies"]) == ["controller", "random"]
     assert json.loads(json.dumps(found.as_dict(), allow_nan=False)) == found.as_dict()
-    again = audit(Oracle(env), env, policies={"controller": Controller(env.spec.name)}, **SMALL | {"episodes": 12, "starts": 96})
+    again = audit(
+        Oracle(env), env, policies={"controller": Controller(env.spec.name)}, **SMALL | {"episodes": 12, "starts": 96}
+    )
     assert again.as_dict() == found.as_dict()
 
 
-@pytest.mark.parametrize("fault, kind", [("action_sign", "action_sign"), ("overconfident", "no_spread"), ("identical_members", "identical_members")])
+@pytest.mark.parametrize(
+    "fault, kind",
+    [("action_sign", "action_sign"), ("overconfident", "no_spread"), ("identical_members", "identical_members")],
+)
 def test_planted_faults_are_named(fault, kind):
     env = Hover()
     magnitude = 5.0 if fault == "identical_members" else 1.0
@@ -59,11 +72,15 @@ def numpy_model():
     def step(latent, action, rng):
         after = np.stack(cartpole(latent, np.where(action == 1, 10.0, -10.0), np.sin, np.cos), -1)
         going = (np.abs(after[:, 0]) <= 2.4) & (np.abs(after[:, 2]) <= 12 * np.pi / 180)
-        seen = {"obs": after.astype(np.float32), }
+        seen = {
+            "obs": after.astype(np.float32),
+        }
         return after, {"obs": seen, "reward": np.ones(len(after)), "discount": going.astype(float)}
 
     return HostModel(
-        initial=lambda n: np.zeros((n, 4)), observe=lambda latent, action, obs, first: obs["obs"].astype(np.float64), next=step
+        initial=lambda n: np.zeros((n, 4)),
+        observe=lambda latent, action, obs, first: obs["obs"].astype(np.float64),
+        next=step,
     )
 
 
@@ -74,10 +91,16 @@ def torch_model(scale=1.0):
         force = torch.where(torch.as_tensor(action) == 1, 10.0, -10.0) * scale
         after = torch.stack(cartpole(torch.as_tensor(latent), force, torch.sin, torch.cos), -1)
         going = (after[:, 0].abs() <= 2.4) & (after[:, 2].abs() <= 12 * torch.pi / 180)
-        return after.numpy(), {"obs": {"obs": after.float().numpy()}, "reward": np.ones(len(after)), "discount": going.double().numpy()}
+        return after.numpy(), {
+            "obs": {"obs": after.float().numpy()},
+            "reward": np.ones(len(after)),
+            "discount": going.double().numpy(),
+        }
 
     return HostModel(
-        initial=lambda n: np.zeros((n, 4)), observe=lambda latent, action, obs, first: obs["obs"].astype(np.float64), next=step
+        initial=lambda n: np.zeros((n, 4)),
+        observe=lambda latent, action, obs, first: obs["obs"].astype(np.float64),
+        next=step,
     )
 
 
@@ -86,7 +109,10 @@ def test_somebody_elses_exact_model_passes_against_a_host_environment(model):
     env = lambda num: make("CartPole-v1", num=num)  # noqa: E731
     found = audit(model(), env, **SMALL)
     assert found.about["reality"] == "snapshots"
-    assert not found.kinds and found.verdict["uses"][PLANNING]["status"] == found.verdict["uses"][IMAGINATION]["status"] == "pass"
+    assert (
+        not found.kinds
+        and found.verdict["uses"][PLANNING]["status"] == found.verdict["uses"][IMAGINATION]["status"] == "pass"
+    )
     assert max(abs(gap) for gap in found.sections["exploitation"]["gap"]) == 0.0
     assert found.sections["mismatch"]["relevance"] is None  # it has no gradient that the audit could take
 
@@ -103,7 +129,9 @@ def recorded(episodes=12):
             obs, reward, ended, cut, _ = env.step(action)
             for name, value in zip(rows, (obs, action, reward, ended, cut), strict=True):
                 rows[name].append(value)
-        made.append(rows | {name: np.array(rows[name]) for name in ("actions", "rewards", "terminations", "truncations")})
+        made.append(
+            rows | {name: np.array(rows[name]) for name in ("actions", "rewards", "terminations", "truncations")}
+        )
     return env, made
 
 
@@ -137,7 +165,11 @@ def test_a_minari_dataset_is_audited(tmp_path, monkeypatch):
     ours, _ = data.from_gymnasium(env.observation_space, env.action_space, made)
     assert len(episodes) == 10 and spec.obs["obs"].shape == (4,)
     for a, b in zip(episodes, ours, strict=True):
-        jax.tree.map(np.testing.assert_array_equal, (a.time_step.obs, a.action, a.time_step.discount), (b.time_step.obs, b.action, b.time_step.discount))
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            (a.time_step.obs, a.action, a.time_step.discount),
+            (b.time_step.obs, b.action, b.time_step.discount),
+        )
     assert not audit(numpy_model(), data=episodes, spec=spec, **SMALL).kinds
     with pytest.raises(ValueError, match="is no Minari dataset on this machine"):
         data.from_minari("test/nothing-v0")
@@ -153,5 +185,7 @@ def test_bad_input_is_refused_in_one_line():
         with pytest.raises(ValueError, match=match):
             audit(Oracle(env), **arguments)
     with pytest.raises(ValueError, match="'rewards' is none of obs, reward, discount"):
-        wrong = HostModel(lambda n: np.zeros(n), lambda *a: a[0], lambda latent, action, rng: (latent, {"rewards": latent}))
+        wrong = HostModel(
+            lambda n: np.zeros(n), lambda *a: a[0], lambda latent, action, rng: (latent, {"rewards": latent})
+        )
         audit(wrong, env, policies={"random": RandomPolicy(env.spec.action)}, **SMALL)

@@ -1,7 +1,9 @@
 import numpy as np
 import pytest
 
-from forethought.auditing.verdict import EVALUATION, IMAGINATION, PLANNING, RANKING, USES, Tolerances, judge
+from forethought.auditing.findings import EVALUATION, IMAGINATION, PLANNING, RANKING, USES
+from forethought.auditing.tolerances import Tolerances
+from forethought.auditing.verdict import judge
 
 
 def curve(mean, reach=0.01):
@@ -9,9 +11,15 @@ def curve(mean, reach=0.01):
     return {"mean": mean.tolist(), "low": (mean - reach).tolist(), "high": (mean + reach).tolist()}
 
 
+NOTHING = {
+    "diagnosis": {"non_finite": {}, "hypotheses": [], "region": None},
+    "calibration": {"random": False, "fresh": True, "dispersion": {}, "members": None},
+}
+
+
 def sections(obs, reward, ends=None):
     parts = {"x[0]": {"of": "x", "excess": curve(*obs)}, "reward": {"of": "reward", "excess": curve(*reward)}}
-    return {"error_by_depth": {"policies": {"agent": {"parts": parts, "termination": ends}}}}
+    return NOTHING | {"error_by_depth": {"policies": {"agent": {"parts": parts, "termination": ends}}}}
 
 
 END = {"many_missed": curve([-0.1, -0.1]), "at_limit": None, "at_limit_low": None, "elsewhere": 0.0}
@@ -39,16 +47,26 @@ def test_the_safe_horizon_ends_before_the_first_depth_that_is_not_shown_to_hold(
 
 def test_a_broken_tolerance_is_a_finding_at_its_first_depth():
     found = said(sections(([0.01, 0.2, 0.3, 0.4],), ([0.0, 0.0, 0.5, 0.5],)))
-    assert [(f["kind"], f["where"], f["depth"]) for f in found["findings"]] == [("error", "x[0]", 2), ("reward", "reward", 3)]
+    assert [(f["kind"], f["where"], f["depth"]) for f in found["findings"]] == [
+        ("error", "x[0]", 2),
+        ("reward", "reward", 3),
+    ]
     assert found["status"] == "fail" and found["uses"][PLANNING]["safe_horizon"] == 2
-    loose = said(sections(([0.01, 0.2, 0.3, 0.4],), ([0.0, 0.0, 0.5, 0.5],)), tolerances=Tolerances(error=1.0, reward=1.0))
+    loose = said(
+        sections(([0.01, 0.2, 0.3, 0.4],), ([0.0, 0.0, 0.5, 0.5],)), tolerances=Tolerances(error=1.0, reward=1.0)
+    )
     assert loose["findings"] == [] and loose["uses"][IMAGINATION]["safe_horizon"] == 4
 
 
 def test_what_was_not_measured_neither_passes_nor_fails():
     found = said(sections(([0.0] * 4,), ([0.0] * 4,)))
     status = {use: v["status"] for use, v in found["uses"].items()}
-    assert status == {PLANNING: "not measured", IMAGINATION: "pass", RANKING: "not measured", EVALUATION: "not measured"}
+    assert status == {
+        PLANNING: "not measured",
+        IMAGINATION: "pass",
+        RANKING: "not measured",
+        EVALUATION: "not measured",
+    }
     assert found["status"] == "pass"
     assert said(sections(([0.0] * 4,), ([0.0] * 4,)), uses=(RANKING,))["status"] == "not measured"
 
@@ -77,8 +95,8 @@ def test_a_time_limit_taken_for_an_end_is_named_as_such_and_not_as_a_false_end_t
 
 
 def test_ranking_and_value():
-    ranking = {"regret": 0.5, "regret_error": 0.1, "chosen": "a", "best": "b", "range": 10.0, "policies": {
-        "a": {"promised": 9.0, "real": 3.0, "error": 1.0}, "b": {"promised": 8.0, "real": 8.0, "error": 1.0}}}  # fmt: skip
+    told = {"a": {"promised": 9.0, "real": 3.0, "error": 1.0}, "b": {"promised": 8.0, "real": 8.0, "error": 1.0}}
+    ranking = {"regret": 0.5, "regret_error": 0.1, "chosen": "a", "best": "b", "range": 10.0, "policies": told}
     found = said(sections(([0.0] * 4,), ([0.0] * 4,)) | {"ranking": ranking})
     # 0.5 - 2 * 0.1 > 0.1; 9 - 3 - 2.5 > 0.25 * 10
     assert [(f["kind"], f["where"]) for f in found["findings"]] == [("ranking", "a"), ("value", "a")]

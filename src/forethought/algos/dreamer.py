@@ -305,7 +305,8 @@ def policy(cfg: Config, state: State, *, greedy: bool = False) -> Policy:
 
 
 def codes(policy: Policy) -> Callable[[Any], tuple[Array, Array]] | None:
-    """From observations [M] to the codes [M, units] of both encoders; None where the policy reads the model's latent."""
+    """From observations [M] to the codes [M, units] of both encoders; None where the policy reads the model's
+    latent."""
     model, sight = policy.model, policy.sight.encoder
     if sight is None:
         return None

@@ -13,24 +13,27 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
-from jaxtyping import PyTree
 
-from forethought.auditing import calibration, depth, diagnosis, exploitation, mismatch, support, values
+from forethought.auditing import calibration, depth, diagnosis, exploitation, mismatch, support, trial, values
+from forethought.auditing.asked import Asked, rows
 from forethought.auditing.drift import drift
-from forethought.auditing.exploitation import Budget, exploit
-from forethought.auditing.reality import HostReality, LoggedReality, Played, PureReality, Reality
-from forethought.auditing.subject import ModelSubject, Subject, subject
-from forethought.auditing.trial import Trial, attempt, quantities
-from forethought.auditing.verdict import USES, Tolerances, judge
+from forethought.auditing.exploitation import Budget
+from forethought.auditing.findings import USES
+from forethought.auditing.mismatch import Codes
+from forethought.auditing.reality import HostReality, LoggedReality, PureReality, Reality
+from forethought.auditing.subject import Subject, subject
+from forethought.auditing.tolerances import Tolerances
+from forethought.auditing.verdict import judge
 from forethought.collect import RandomPolicy, ZeroPolicy
-from forethought.protocols import AbstractEnv, AbstractPolicy, AbstractWorldModel, EnsembleModel, HostEnv
-from forethought.types import Box, Spec, Step, TimeStep
+from forethought.protocols import AbstractEnv, AbstractPolicy, AbstractWorldModel, HostEnv
+from forethought.types import Spec, Step
 
 SCHEMA = 1
-SOUGHT = "sought in the model"
-"""The name of the policy that the audit itself seeks in the model."""
+WATCHED = 4
+"""The most policies on whose episodes the model is measured; all are ranked."""
+FAR = 15
+"""The most steps of a plan."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +76,7 @@ def audit(
     data: Sequence[Step] | None = None,
     spec: Spec | None = None,
     checkpoints: Mapping[str, tuple[AbstractPolicy, AbstractWorldModel]] | None = None,
-    codes: Callable[[TimeStep], tuple[np.ndarray, np.ndarray]] | None = None,
+    codes: Codes | None = None,
     provenance: dict[str, Any] | None = None,
     horizon: int = 15,
     episodes: int = 16,
@@ -90,9 +93,10 @@ def audit(
     Args:
         model: an `AbstractWorldModel`, or a `HostModel` of three functions of one's own.
         env: a pure environment, or a function that makes a HostEnv of so many copies; None: `data` is all there is.
-        policies: whose episodes the model is measured on and which it is to rank; the first is the one it is used by. The
-            random policy, always doing nothing, and one that is sought in the model are added. With `data` alone they are
-            not asked: the episodes are the recorded ones.
+        policies: whose episodes the model is measured on and which it is to rank; the first is the one it is used by.
+        The
+            random policy, always doing nothing, and one that is sought in the model are added. With `data` alone they
+            are not asked: the episodes are the recorded ones.
         data: real episodes in the order they were made: what the model learned from, or, without an environment, what
             it is measured on.
         spec: of the recorded episodes, where there is no environment.
@@ -102,7 +106,8 @@ def audit(
         horizon: H, imagined steps up to which the model is judged.
         episodes: of each policy. More make intervals narrower.
         starts: real rows per policy from which the model imagines.
-        samples: K, rollouts per start where the model draws random numbers, and replays where the environment does; None:
+        samples: K, rollouts per start where the model draws random numbers, and replays where the environment does;
+        None:
             64 where fresh noise can be had, whose error is then taken off, else 16.
         uses: what the verdict is about; of `verdict.USES`.
         seed: of everything random here. It should not be one that the model was trained with.
@@ -115,35 +120,17 @@ def audit(
     if unknown := set(uses) - set(USES):
         raise ValueError(f"audit: '{min(unknown)}' is no use; there are {', '.join(USES)}")
     if horizon < 1 or episodes < 2 or starts < episodes:
-        raise ValueError(f"audit: horizon {horizon}, episodes {episodes}, starts {starts}; give at least 1, 2, and a start per episode")
+        given = f"horizon {horizon}, episodes {episodes}, starts {starts}"
+        raise ValueError(f"audit: {given}; give at least 1, 2, and a start per episode")
     reality = _reality(env, data, spec)
     samples = samples or (64 if reality.fresh else 16)
-    asked = _Asked(subject(model), reality, horizon, starts, samples, seed)
+    asked = Asked(subject(model), reality, horizon, starts, samples, seed)
+    run = _Run(asked, policies or {}, list(data) if data is not None else None, episodes, budget, tolerances, progress)
     try:
-        return _audit(asked, policies or {}, data, checkpoints or {}, codes, provenance, episodes, budget, tolerances, tuple(uses), progress)
+        return run.audit(checkpoints or {}, codes, provenance, tuple(uses))
     finally:
         if isinstance(reality, HostReality):
             reality.close()
-
-
-class _Asked:
-    """The model and its environment, with what is common to all questions."""
-
-    def __init__(self, subject: Subject, reality: Reality, horizon: int, starts: int, samples: int, seed: int):
-        self.subject, self.reality, self.spec = subject, reality, reality.spec
-        self.horizon, self.starts, self.samples, self.seed = horizon, starts, samples, seed
-
-    def play(self, policy: AbstractPolicy | None, episodes: int) -> tuple[Played, PyTree]:
-        """Episodes of a policy, and the model's latents at their rows."""
-        assert policy is not None or isinstance(self.reality, LoggedReality)
-        played = self.reality.play(policy, episodes, seed=self.seed)  # pyright: ignore[reportArgumentType]
-        if played.length.max() < 3:
-            raise ValueError(f"{self.spec.name}: no episode has more than one step; there is nothing to imagine")
-        return played, self.subject.filter(played.rows, seed=self.seed + 1)
-
-    def attempt(self, played: Played, latents: PyTree, who: Subject | None = None) -> Trial:
-        return attempt(who or self.subject, latents, self.reality, played, self.horizon, count=self.starts,
-                       samples=self.samples, seed=self.seed + 2)  # fmt: skip
 
 
 def _reality(env: Any, data: Sequence[Step] | None, spec: Spec | None) -> Reality:
@@ -156,205 +143,134 @@ def _reality(env: Any, data: Sequence[Step] | None, spec: Spec | None) -> Realit
     return LoggedReality(spec, list(data))
 
 
-def _audit(
-    asked: _Asked, policies: Mapping[str, AbstractPolicy], data: Sequence[Step] | None, checkpoints: Mapping[str, Any],
-    codes: Any, provenance: Any, episodes: int, budget: Budget, tolerances: Tolerances, uses: tuple[str, ...],
-    progress: Callable[[str], None],
-) -> Audit:  # fmt: skip
-    spec, seed, sections, missing = asked.spec, asked.seed, {}, {}
-    logged = isinstance(asked.reality, LoggedReality)
-    everyone: dict[str, Any] = {"recorded episodes": None} if logged else dict(policies)
-    if not logged:
-        everyone |= {"random": RandomPolicy(spec.action), "zero action": ZeroPolicy(spec.action)}
-    progress("playing")
-    watched = [name for name in everyone if name != "zero action"][:4]
-    played = {name: asked.play(everyone[name], episodes) for name in watched}
-    rows = _flat_rows([played[name][0] for name in watched])
-    first = watched[0]
+class _Run:
+    """One audit under way: its sections as they come, and why others do not."""
 
-    progress("error by depth")
-    trials = {name: asked.attempt(*played[name]) for name in watched}
-    found = {name: quantities(spec, trial, rows) for name, trial in trials.items()}
-    table = {
-        name: depth.error_by_depth(trials[name], found[name]) | {"termination": depth.termination(trials[name], tolerances.missed)}
-        for name in watched
-    }
-    sections["error_by_depth"] = {"depth": list(range(1, asked.horizon + 1)), "policies": table, "fresh": asked.reality.fresh,
-                                  "episodes": episodes, "starts": asked.starts}  # fmt: skip
-    drawn = next(x for x in (trials[first].predicted.reward, *(trials[first].predicted.obs or {}).values()) if x is not None)
-    random = drawn.shape[1] > 1
+    def __init__(
+        self, asked: Asked, policies: Mapping[str, AbstractPolicy], data: list[Step] | None, episodes: int,
+        budget: Budget, tolerances: Tolerances, progress: Callable[[str], None],
+    ):  # fmt: skip
+        self.asked, self.data, self.episodes, self.budget = asked, data, episodes, budget
+        self.tolerances, self.progress = tolerances, progress
+        self.sections: dict[str, Any] = {}
+        self.missing: dict[str, str] = {}
+        self.logged = isinstance(asked.reality, LoggedReality)
+        self.everyone: dict[str, Any] = {"recorded episodes": None} if self.logged else dict(policies)
+        if not self.logged:
+            self.everyone |= {"random": RandomPolicy(asked.spec.action), "zero action": ZeroPolicy(asked.spec.action)}
 
-    progress("calibration")
-    sections["calibration"] = {
-        "random": random, "fresh": asked.reality.fresh,
-        "dispersion": calibration.dispersion(trials[first], found[first]),
-        "coverage": calibration.coverage(trials[first], found[first]),
-        "members": _members(asked, played[first][0], trials[first]),
-    }  # fmt: skip
+    def audit(self, checkpoints: Mapping[str, Any], codes: Any, provenance: Any, uses: tuple[str, ...]) -> Audit:
+        asked = self.asked
+        self.progress("playing")
+        watched = [name for name in self.everyone if name != "zero action"][:WATCHED]
+        self.played = {name: asked.play(self.everyone[name], self.episodes) for name in watched}
+        self.rows, self.first = rows([played for played, _ in self.played.values()]), watched[0]
+        self.curves()
+        self.plans()
+        self.policies()
+        self.progress("mismatch")
+        self.sections["mismatch"] = mismatch.measure(
+            asked, self.played[self.first][0], self.trials[self.first], self.found[self.first],
+            checkpoints=checkpoints, codes=codes, episodes=self.episodes,
+        )  # fmt: skip
+        self.changes(provenance)
+        sections = _plain(self.sections)
+        reach = min(asked.horizon, int(max(p.length.max() for p, _ in self.played.values())) - 1)
+        return Audit(self.about(), sections, self.missing, _plain(judge(sections, self.tolerances, reach, uses)))
 
-    progress("diagnosis")
-    sections["diagnosis"] = {
-        "non_finite": diagnosis.broken(*(trial.predicted for trial in trials.values())),
-        "hypotheses": diagnosis.hypotheses(asked.subject, spec, {n: (played[n][0], trials[n]) for n in watched}, rows, seed=seed + 1),
-        "region": diagnosis.region(_joined(trials), _joined_quantities(found), spec),
-    }
+    def curves(self) -> None:
+        """What the model predicts, beside what came: error by depth, calibration, diagnosis."""
+        asked, spec = self.asked, self.asked.spec
+        self.progress("error by depth")
+        self.trials = {name: asked.attempt(*played) for name, played in self.played.items()}
+        self.found = {name: trial.quantities(spec, one, self.rows) for name, one in self.trials.items()}
+        table = {
+            name: depth.error_by_depth(one, self.found[name])
+            | {"termination": depth.termination(one, self.tolerances.missed)}
+            for name, one in self.trials.items()
+        }
+        fresh, first = asked.reality.fresh, self.trials[self.first]
+        self.sections["error_by_depth"] = {
+            "depth": list(range(1, asked.horizon + 1)), "policies": table, "fresh": fresh, "episodes": self.episodes,
+            "starts": asked.starts,
+        }  # fmt: skip
+        self.progress("calibration")
+        self.random = trial.samples(first) > 1
+        self.sections["calibration"] = {
+            "random": self.random, "fresh": fresh,
+            "dispersion": calibration.dispersion(first, self.found[self.first]),
+            "coverage": calibration.coverage(first, self.found[self.first]),
+            "members": calibration.members(asked, self.played[self.first][0], first),
+        }  # fmt: skip
+        self.progress("diagnosis")
+        both = {name: (self.played[name][0], one) for name, one in self.trials.items()}
+        whole, together = trial.joined(list(self.trials.values()), list(self.found.values()))
+        self.sections["diagnosis"] = {
+            "non_finite": diagnosis.broken(*(one.predicted for one in self.trials.values())),
+            "hypotheses": diagnosis.hypotheses(asked.subject, spec, both, self.rows, seed=asked.seed + 1),
+            "region": diagnosis.region(whole, together, spec),
+        }
 
-    near = _support(asked, played, data, seed)
-    predicts = trials[first].predicted
-    if predicts.reward is None:
-        missing["exploitation"] = missing["ranking"] = "the model predicts no reward"
-    else:
-        progress("exploitation")
-        plans = exploit(asked.subject, played[first][1], asked.reality, played[first][0], min(asked.horizon, 15),
-                        budget=budget, support=near, random=random, seed=seed + 3)  # fmt: skip
+    def plans(self) -> None:
+        """What plans promise, beside what they bring."""
+        asked, (played, latents) = self.asked, self.played[self.first]
+        self.near = support.known(asked, self.played, self.data)
+        if self.trials[self.first].predicted.reward is None:
+            self.missing["exploitation"] = "the model predicts no reward"
+            return
+        self.progress("exploitation")
+        plans = exploitation.exploit(
+            asked.subject, latents, asked.reality, played, min(asked.horizon, FAR), budget=self.budget,
+            support=self.near, random=self.random, seed=asked.seed + 3,
+        )  # fmt: skip
         if plans is None:
-            missing["exploitation"] = "there is no environment that can be taken back to a real row, so no plan can be tried"
+            why = "there is no environment that can be taken back to a real row, so no plan can be tried"
+            self.missing["exploitation"] = why
         else:
-            sections["exploitation"] = plans | _summary(plans, trials)
-    if logged:
-        missing |= {name: "there is no environment, so no policy can be tried" for name in ("ranking", "support")}
-    elif predicts.obs is None or predicts.reward is None:
-        missing["support"] = "the model predicts no observations, so no policy can act in it"
-        missing.setdefault("ranking", missing["support"])
-    else:
-        progress("policies")
-        sections["ranking"], dreams = _ranking(asked, everyone, played, episodes, budget)
-        assert near is not None
-        dreamt = dreams[first]
-        sections["support"] = support.by_depth(near, dreamt.obs, dreamt.going) | {"policy": first}
-    progress("mismatch")
-    sections["mismatch"] = _mismatch(asked, played[first][0], trials[first], found[first], checkpoints, codes, episodes)
-    changed = None if data is None else drift(asked.subject, spec, list(data), seed=seed)
-    if changed is None:
-        missing["drift"] = "no recorded episodes were given" if data is None else "fewer than 8 recorded episodes"
-    else:
-        sections["drift"] = changed
-    if provenance:
-        sections["provenance"] = provenance
-    else:
-        missing["provenance"] = "the model was given without a record of its training"
-    about = {"env": spec.name, "horizon": asked.horizon, "episodes": episodes, "starts": asked.starts, "samples": asked.samples,
-             "seed": seed, "policies": list(everyone), "tolerances": dataclasses.asdict(tolerances),
-             "reality": {PureReality: "fresh replays", HostReality: "snapshots", LoggedReality: "recorded"}[type(asked.reality)]}  # fmt: skip
-    sections = _plain(sections)
-    reach = min(asked.horizon, int(max(p.length.max() for p, _ in played.values())) - 1)
-    return Audit(about, sections, missing, _plain(judge(sections, tolerances, reach, uses)))
+            self.sections["exploitation"] = plans | exploitation.summary(plans, list(self.trials.values()))
 
+    def policies(self) -> None:
+        """What policies are promised, beside what they earn, and how far from the data their dreams lead."""
+        predicted = self.trials[self.first].predicted
+        why = None
+        if self.logged:
+            why = "there is no environment, so no policy can be tried"
+        elif predicted.obs is None or predicted.reward is None:
+            why = "the model does not predict observations and rewards, so no policy can act in it"
+        if why is not None:
+            self.missing |= {"ranking": why, "support": why}
+            return
+        self.progress("policies")
+        ranking, dreams = values.measure(self.asked, self.everyone, self.played, self.episodes)
+        self.sections["ranking"] = ranking
+        if self.near is None:
+            self.missing["support"] = "distances between observations of bytes mean nothing"
+        else:
+            dream = dreams[self.first]
+            self.sections["support"] = support.by_depth(self.near, dream.obs, dream.going) | {"policy": self.first}
 
-def _flat_rows(played: list[Played]) -> TimeStep:
-    """The rows that happened, of all policies, [M], but for episodes' first ones, which no action led to."""
-    some = [p for p in played]
-    masks = [np.arange(p.rows.action.shape[1]) < p.length[:, None] for p in some]
-    for mask in masks:
-        mask[:, 0] = False
-    cut = [jax.tree.map(lambda x, m=m: x[m], p.rows.time_step) for p, m in zip(some, masks, strict=True)]
-    return jax.tree.map(lambda *xs: np.concatenate(xs), *cut)
+    def changes(self, provenance: Any) -> None:
+        """What training and time did."""
+        asked, data = self.asked, self.data
+        changed = None if data is None else drift(asked.subject, asked.spec, data, seed=asked.seed)
+        if changed is None:
+            why = "no recorded episodes were given" if data is None else "fewer than 8 recorded episodes"
+            self.missing["drift"] = why
+        else:
+            self.sections["drift"] = changed
+        if provenance:
+            self.sections["provenance"] = _plain(provenance)
+        else:
+            self.missing["provenance"] = "the model was given without a record of its training"
 
-
-def _joined(trials: Mapping[str, Trial]) -> Trial:
-    return jax.tree.map(lambda *xs: np.concatenate(xs), *[t._replace(fresh=np.zeros(0)) for t in trials.values()])  # pyright: ignore
-
-
-def _joined_quantities(found: Mapping[str, list[Any]]) -> list[Any]:
-    def join(*same: Any) -> Any:
-        stack = lambda name: np.concatenate([getattr(q, name) for q in same])  # noqa: E731
-        return same[0]._replace(model=stack("model"), real=stack("real"), still=stack("still"))
-
-    return [join(*same) for same in zip(*found.values(), strict=True)]
-
-
-def _members(asked: _Asked, played: Played, trial: Trial) -> dict[str, Any] | None:
-    """How the members of an ensemble disagree; None where there is one."""
-    model = asked.subject.model if isinstance(asked.subject, ModelSubject) else None
-    if not isinstance(model, EnsembleModel) or len(model.members) < 2:
-        return None
-    told = []
-    for member in model.members:
-        one = ModelSubject(member)
-        latents = one.filter(played.rows, seed=asked.seed + 1)
-        at = jax.tree.map(lambda x: x[trial.starts[:, 0], trial.starts[:, 1]], latents)
-        told.append(one.unroll(at, trial.action, seed=asked.seed + 2))
-    return calibration.disagreement(trial, told)
-
-
-def _support(asked: _Asked, played: Mapping[str, tuple[Played, Any]], data: Sequence[Step] | None, seed: int) -> Any:
-    """The data that imagined rows are compared with: what the model learned from, or the episodes played."""
-    if data is not None and len(data) >= 2:
-        episodes = [e.time_step for e in data]
-        order = np.random.default_rng(seed).permutation(len(episodes))
-        episodes = [episodes[i] for i in order]
-    else:
-        cut = lambda p, e: jax.tree.map(lambda x: x[e, : p.length[e]], p.rows.time_step)  # noqa: E731
-        episodes = [cut(p, e) for e in range(min(len(p.length) for p, _ in played.values())) for p, _ in played.values()]
-    if not all(isinstance(space, Box) and space.dtype != "uint8" or not isinstance(space, Box) for space in asked.spec.obs.values()):
-        return None
-    return support.Support(asked.spec, episodes, np.random.default_rng(seed))
-
-
-def _summary(plans: dict[str, Any], trials: Mapping[str, Trial]) -> dict[str, Any]:
-    """The plans' gaps in standard deviations of real returns of as many steps, with one-sided bounds."""
-    real = np.concatenate([np.sum(t.real.going * t.real.reward, -1).mean(1)[t.valid[:, -1] | ~t.valid[:, 0]] for t in trials.values()])
-    every = np.concatenate([np.sum(t.real.going * t.real.reward, -1).mean(1) for t in trials.values()])
-    real = real if len(real) > 8 else every
-    scale = max(float(real.std()), 1e-3 * max(1.0, float(np.abs(real).mean())))
-    gap, false = np.array(plans["gap"]) / scale, np.array(plans["false"], float)
-    finite = np.isfinite(gap).all()
-    error = gap.std(ddof=1) / len(gap) ** 0.5 if len(gap) > 1 else np.inf
-    # What fails to be more than noise: plans that gain nothing to speak of are not counted as false.
-    false = false * (np.array(plans["gain_promised"]) > 0.1 * scale)
-    share = false.mean()
-    wide = 1.645 * (share * (1 - share) / len(false)) ** 0.5
-    return {
-        "scale": scale, "gap_mean": float(gap.mean()) if finite else None,
-        "gap_low": float(gap.mean() - 1.7 * error) if finite else None,
-        "gap_high": float(gap.mean() + 1.7 * error) if finite else None,
-        "false_share": {"mean": float(share), "low": float(share - wide)},
-    }  # fmt: skip
-
-
-def _ranking(
-    asked: _Asked, everyone: Mapping[str, Any], played: Mapping[str, tuple[Played, Any]], episodes: int, budget: Budget
-) -> tuple[dict[str, Any], dict[str, values.Dream]]:
-    """Promised and real returns of every policy over the same steps, one that is sought in the model among them."""
-    length = 3 * asked.horizon
-    of_rows = _flat_rows([p for p, _ in played.values()]).obs
-    flat = support.flat(asked.spec, of_rows)
-    scale = flat.mean(0), np.maximum(flat.std(0), 1e-3)
-    some, latents = next(iter(played.values()))
-    obs = values.start(some).obs
-    at = jax.tree.map(lambda x: x[:, 0], latents)
-    found = values.sought(asked.subject, asked.spec, at, obs, scale, length, seed=asked.seed + 5)
-    promised, real, dreams = {}, {}, {}
-    for name, policy in {**everyone, SOUGHT: found}.items():
-        here, latents = played[name] if name in played else asked.play(policy, episodes)
-        dreams[name] = values.dream(
-            asked.subject, jax.tree.map(lambda x: x[:, 0], latents), values.start(here), policy, length, seed=asked.seed + 6
-        )
-        taken = values.taken(here, length)
-        promised[name], real[name] = dreams[name].returns(taken), values.real_returns(here, length)
-    finite = all(np.isfinite(x).all() for x in promised.values())
-    promised = promised if finite else {name: np.nan_to_num(x, nan=-1e9, neginf=-1e9, posinf=1e9) for name, x in promised.items()}
-    return values.ranking(promised, real) | {"steps": length}, dreams
-
-
-def _mismatch(
-    asked: _Asked, played: Played, trial: Trial, found: list[Any], checkpoints: Mapping[str, Any], codes: Any, episodes: int
-) -> dict[str, Any]:
-    body: dict[str, Any] = {"relevance": None, "checkpoints": None, "codes": None}
-    if isinstance(asked.subject, ModelSubject):
-        body["relevance"] = mismatch.relevance(asked.subject.model, asked.spec, trial, found)
-    if len(checkpoints) >= 3 and not isinstance(asked.reality, LoggedReality):
-        told = {}
-        for name, (policy, model) in checkpoints.items():
-            one, own = ModelSubject(model), asked.reality.play(policy, episodes, seed=asked.seed)
-            again = asked.attempt(played, one.filter(played.rows, seed=asked.seed + 1), one)
-            told[name] = mismatch.metrics(quantities(asked.spec, again, _flat_rows([played])), again) | {
-                "return": float(values.real_returns(own, own.rows.action.shape[1]).mean())
-            }
-        body["checkpoints"] = mismatch.correlations(told)
-    if codes is not None:
-        body["codes"] = mismatch.agreement(*codes(_flat_rows([played])))
-    return body
+    def about(self) -> dict[str, Any]:
+        asked = self.asked
+        kind = {PureReality: "fresh replays", HostReality: "snapshots", LoggedReality: "recorded"}[type(asked.reality)]
+        return {
+            "env": asked.spec.name, "horizon": asked.horizon, "episodes": self.episodes, "starts": asked.starts,
+            "samples": asked.samples, "seed": asked.seed, "policies": list(self.everyone), "reality": kind,
+            "tolerances": dataclasses.asdict(self.tolerances),
+        }  # fmt: skip
 
 
 def _plain(tree: Any) -> Any:
@@ -370,5 +286,3 @@ def _plain(tree: Any) -> Any:
     if isinstance(tree, float | np.floating):
         return float(tree) if np.isfinite(tree) else None
     return tree
-
-

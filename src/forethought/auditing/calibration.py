@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import numpy as np
 import scipy.stats
 
+from forethought.auditing.asked import Asked
 from forethought.auditing.depth import by_depth, split
-from forethought.auditing.subject import Prediction
+from forethought.auditing.reality import Played
+from forethought.auditing.subject import ModelSubject, Prediction
 from forethought.auditing.trial import Quantity, Trial, parts
+from forethought.ops import stats
+from forethought.protocols import EnsembleModel
 from forethought.types import Box
 
 
 def dispersion(trial: Trial, found: list[Quantity]) -> dict[str, Any]:
     """The model's variance beside what it should be, the noise and its own squared error, by part and depth.
 
-    Over the variance of real rows, `short` is error - 4 spread and `over` spread - 4 error: where the first is above 0, the
-    model's standard deviation is less than half of what its errors ask for, where the second is, more than twice. `less` is
-    noise - 2 spread: above 0, the model's variance is less than half of the environment's."""
+    Over the variance of real rows, `short` is error - 4 spread and `over` spread - 4 error: where the first is above 0,
+    the model's standard deviation is less than half of what its errors ask for, where the second is, more than twice.
+    `less` is noise - 2 spread: above 0, the model's variance is less than half of the environment's."""
     table = {}
     for quantity in found:
         for name, which in parts(quantity):
@@ -64,7 +69,10 @@ def coverage(trial: Trial, found: list[Quantity]) -> dict[str, Any] | None:
             covered[name] = held
     if not covered:
         return None
-    error = {name: float(np.nanmean(np.abs(np.array(held, float) - np.array(nominal)[:, None]))) for name, held in covered.items()}
+    error = {
+        name: float(np.nanmean(np.abs(np.array(held, float) - np.array(nominal)[:, None])))
+        for name, held in covered.items()
+    }
     return {"nominal": nominal, "covered": covered, "error": error, "samples": samples}
 
 
@@ -77,8 +85,8 @@ def _share(inside: np.ndarray, there: np.ndarray) -> list[float | None]:
 def disagreement(trial: Trial, members: list[Prediction]) -> dict[str, Any]:
     """Whether the members of an ensemble disagree where the ensemble is wrong.
 
-    Members are asked with the same random numbers, [N, H, ...] each. Disagreement is the variance over members, error the
-    squared error of their mean against the real futures' mean, both summed over elements that are scaled by their
+    Members are asked with the same random numbers, [N, H, ...] each. Disagreement is the variance over members, error
+    the squared error of their mean against the real futures' mean, both summed over elements that are scaled by their
     standard deviation among the members' predictions; correlated over starts at each depth.
 
     Returns members, copies (how many are equal to an earlier one), rank_correlation [H] and auroc [H] (of error in the
@@ -95,7 +103,7 @@ def disagreement(trial: Trial, members: list[Prediction]) -> dict[str, Any]:
         here = trial.valid[:, h] & (trial.real.going[:, :, h] == 1).all(1)
         x, y = varied[here, h], wrong[here, h]
         fine = len(x) > 4 and np.ptp(x) > 0 and np.ptp(y) > 0
-        ranks.append(float(scipy.stats.spearmanr(x, y).statistic) if fine else None)
+        ranks.append(stats.rank_correlation(x, y) if fine else None)
         areas.append(_auroc(x, y > np.quantile(y, 0.8)) if fine else None)
     return {"members": len(members), "copies": copies, "rank_correlation": ranks, "auroc": areas}
 
@@ -122,3 +130,15 @@ def _flat(x: Prediction, like: Prediction | None = None) -> np.ndarray:
     return np.concatenate(pieces, -1)
 
 
+def members(asked: Asked, played: Played, trial: Trial) -> dict[str, Any] | None:
+    """How the members of an ensemble disagree; None where there is one."""
+    model = asked.subject.model if isinstance(asked.subject, ModelSubject) else None
+    if not isinstance(model, EnsembleModel) or len(model.members) < 2:
+        return None
+    told = []
+    for member in model.members:
+        one = ModelSubject(member)
+        latents = one.filter(played.rows, seed=asked.seed + 1)
+        at = jax.tree.map(lambda x: x[trial.starts[:, 0], trial.starts[:, 1]], latents)
+        told.append(one.unroll(at, trial.action, seed=asked.seed + 2))
+    return disagreement(trial, told)

@@ -7,8 +7,8 @@ reached at all,
     error   = excess + var y                                  what is left of y if the model's mean is believed
     noise   = var y                                           irreducible; measured where y is replayed afresh (R > 1)
 
-all of them over the variance of real rows, or over that of the real rows at this depth where it is larger: 0 is exact, 1
-is as good as knowing nothing but the mean.
+all of them over the variance of real rows, or over that of the real rows at this depth where it is larger: 0 is exact,
+1 is as good as knowing nothing but the mean.
 """
 
 from __future__ import annotations
@@ -82,8 +82,9 @@ def termination(trial: Trial, missed: float = 0.25) -> dict[str, Any] | None:
 
     Returns curves as lists [H]: excess (of the probability of having terminated, over its variance), missed
     (probability by which the model falls short of, or exceeds, the real one), many_missed (that, less a share
-    `missed` of the real one), real and model (that probability); and at time limits: by how much the model's probability of a termination
-    exceeds the real one there, a lower bound on it, and its probability elsewhere where nothing terminated.
+    `missed` of the real one), real and model (that probability); and at time limits: by how much the model's
+    probability of a termination exceeds the real one there, a lower bound on it, and its probability elsewhere where
+    nothing terminated.
     """
     predicted, real = trial.predicted, trial.real
     if predicted.discount is None:

@@ -1,9 +1,9 @@
 """What kind of fault it is: the model is asked again under a hypothesis, and one that explains the error is named.
 
-    delayed      the model does what it was told one step before
-    sign         it takes one dimension of the action for its opposite (discrete: two actions for each other)
-    keys         two observation keys of one shape stand for each other, in what it sees, in what it says, or in both
-    region       it errs in one part of the observations more than elsewhere
+delayed      the model does what it was told one step before
+sign         it takes one dimension of the action for its opposite (discrete: two actions for each other)
+keys         two observation keys of one shape stand for each other, in what it sees, in what it says, or in both
+region       it errs in one part of the observations more than elsewhere
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import scipy.stats
 from forethought.auditing.depth import split
 from forethought.auditing.reality import Played
 from forethought.auditing.subject import Prediction, Subject
-from forethought.auditing.trial import Quantity, Trial, quantities, unrolled
-from forethought.types import Box, Discrete, Spec, TimeStep
+from forethought.auditing.trial import Quantity, Trial, quantities, samples, unrolled
+from forethought.types import Discrete, Spec, TimeStep
 
 SURE = 1e-3
 """One-sided level at which a hypothesis has to explain more than half of the error, over episodes."""
@@ -38,9 +38,9 @@ def hypotheses(
 ) -> list[dict[str, Any]]:
     """Every hypothesis with the error without and with it: {kind, where, error, explained, p}, the best first.
 
-    Errors are mean excess (depth.py) over AHEAD steps and all quantities, from rows that are not the first of an episode
-    (where nothing was done before); `explained` is the share of it that goes when the model is asked under the hypothesis;
-    p is one-sided, over the episodes of all policies, for its being more than half.
+    Errors are mean excess (depth.py) over AHEAD steps and all quantities, from rows that are not the first of an
+    episode (where nothing was done before); `explained` is the share of it that goes when the model is asked under the
+    hypothesis; p is one-sided, over the episodes of all policies, for its being more than half.
     """
     each = [_Asked(subject, spec, *trial, rows, seed) for trial in trials.values()]
     asked = lambda *change: np.concatenate([one(*change) for one in each])  # noqa: E731
@@ -63,12 +63,13 @@ def hypotheses(
 
 
 class _Asked:
-    """The excess per episode [E] of the model asked under a change of actions, of the keys it sees and of those it says."""
+    """The excess per episode [E] of the model asked under a change of actions, of the keys it sees and of those it
+    says."""
 
     def __init__(self, subject: Subject, spec: Spec, played: Played, trial: Trial, rows: TimeStep, seed: int):
         self.subject, self.spec, self.played, self.trial = subject, spec, played, trial
         self.rows, self.seed = rows, seed
-        self.samples = jax.tree.leaves(trial.predicted)[0].shape[1]
+        self.samples = samples(trial)
 
     def __call__(self, change: Change, seen: dict[str, str], said: dict[str, str]) -> np.ndarray:
         rows, places = self.played.rows, self.trial.starts
@@ -86,7 +87,9 @@ class _Asked:
             found = found._replace(obs={name: named[name] for name in found.obs})
         cut = first_steps(self.trial, AHEAD)._replace(predicted=found)
         worst = np.stack([split(q, np.arange(len(q.scale)))["excess"] for q in quantities(self.spec, cut, self.rows)])
-        worst = np.where(cut.valid, np.nan_to_num(worst, nan=1e6, posinf=1e6), 0.0).sum((0, 2)) / np.maximum(cut.valid.sum(1), 1)
+        worst = np.where(cut.valid, np.nan_to_num(worst, nan=1e6, posinf=1e6), 0.0).sum((0, 2)) / np.maximum(
+            cut.valid.sum(1), 1
+        )
         later = places[:, 1] > 0
         return np.array([worst[later & (places[:, 0] == e)].mean() for e in np.unique(places[later, 0])])
 
@@ -106,7 +109,9 @@ def _flips(spec: Spec) -> list[tuple[str, Change]]:
     space = spec.action
     if isinstance(space, Discrete):
         pairs = list(itertools.combinations(range(space.n), 2)) if space.n <= SEVERAL else []
-        return [(f"actions {a} and {b}", lambda x, a=a, b=b: np.where(x == a, b, np.where(x == b, a, x))) for a, b in pairs]
+        return [
+            (f"actions {a} and {b}", lambda x, a=a, b=b: np.where(x == a, b, np.where(x == b, a, x))) for a, b in pairs
+        ]
     size = int(np.prod(space.shape))
     flips = []
     for i in range(size if size <= SEVERAL else 0):
@@ -121,16 +126,20 @@ def _alike(a: Any, b: Any) -> bool:
 
 
 def _p(x: np.ndarray) -> float:
-    """One-sided, for values over episodes lying above 0: Wilcoxon's signed ranks, which one wild episode does not sway."""
-    return float(scipy.stats.wilcoxon(x, alternative="greater").pvalue) if np.any(x != 0) else 1.0
+    """One-sided, for values over episodes lying above 0: by signed ranks (Wilcoxon 1945), which one wild episode does
+    not sway."""
+    if not np.any(x != 0):
+        return 1.0
+    found: Any = scipy.stats.wilcoxon(x, alternative="greater")
+    return float(found.pvalue)
 
 
 def region(trial: Trial, found: list[Quantity], spec: Spec) -> dict[str, Any] | None:
     """The half-space of one observation element in which the model's first steps err most against elsewhere.
 
-    Of every element and nine quantiles of it, the split with the largest Welch t of the excess of the first step, summed
-    over quantities. Returns where, inside, outside (mean excess), share (of starts) and p (one-sided, times the number of
-    splits tried); None where nothing can be split.
+    Of every element and nine quantiles of it, the split with the largest Welch t of the excess of the first step,
+    summed over quantities. Returns where, inside, outside (mean excess), share (of starts) and p (one-sided, times the
+    number of splits tried); None where nothing can be split.
     """
     cut = first_steps(trial, 1)
     excess = sum(split(first_of(q), np.arange(len(q.scale)))["excess"] for q in found)
@@ -153,7 +162,11 @@ def region(trial: Trial, found: list[Quantity], spec: Spec) -> dict[str, Any] | 
     if best is None:
         return None
     _, where, a, b = best
-    p = scipy.stats.ttest_ind(a, b, equal_var=False, alternative="greater").pvalue if np.ptp(a) > 0 or np.ptp(b) > 0 else 1.0
+    if np.ptp(a) == 0 and np.ptp(b) == 0:
+        p = 1.0
+    else:
+        welch: Any = scipy.stats.ttest_ind(a, b, equal_var=False, alternative="greater")
+        p = float(welch.pvalue)
     return {"where": where, "inside": float(a.mean()), "outside": float(b.mean()),
             "share": len(a) / len(excess), "p": min(1.0, float(p) * tried)}  # fmt: skip
 
@@ -172,5 +185,3 @@ def broken(*predictions: Prediction) -> dict[str, int]:
             if x is not None and x.dtype.kind == "f":
                 counts[name] = counts.get(name, 0) + int(np.sum(~np.isfinite(x)))
     return {name: count for name, count in counts.items() if count}
-
-

@@ -44,8 +44,8 @@ def drift(subject: Subject, spec: Spec, data: list[Step], *, seed: int) -> dict[
     rng = np.random.default_rng(seed)
     beyond = sum(_change(rng.permutation(each))[1] >= statistic for _ in range(SHUFFLES))
     return {
-        "episode": chosen.tolist(), "error": each.tolist(), "change": int(chosen[cut]), "before": float(each[:cut].mean()),
-        "after": float(each[cut:].mean()), "p": (beyond + 1) / (SHUFFLES + 1),
+        "episode": chosen.tolist(), "error": each.tolist(), "change": int(chosen[cut]),
+        "before": float(each[:cut].mean()), "after": float(each[cut:].mean()), "p": (beyond + 1) / (SHUFFLES + 1),
     }  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""The evaluation of a trained agent: its returns beside those of no policy, and an episode beside what is imagined of it."""
+"""The evaluation of a trained agent: its returns beside those of no policy, and an episode beside what is imagined of
+it."""
 
 from __future__ import annotations
 

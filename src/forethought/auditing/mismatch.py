@@ -1,21 +1,28 @@
-"""Objective mismatch: whether the model is right where it matters, and whether better models went with better policies."""
+"""Objective mismatch: whether the model is right where it matters, and whether better models went with better
+policies."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.stats
 
+from forethought.auditing.asked import Asked, rows
 from forethought.auditing.depth import split
-from forethought.auditing.trial import Quantity, Trial, elements
-from forethought.ops import align
-from forethought.protocols import AbstractWorldModel, ValuedModel
-from forethought.types import Box, Spec
+from forethought.auditing.reality import LoggedReality, Played
+from forethought.auditing.subject import ModelSubject
+from forethought.auditing.trial import Quantity, Trial, elements, quantities
+from forethought.auditing.values import real_returns
+from forethought.ops import align, stats
+from forethought.protocols import AbstractPolicy, AbstractWorldModel, ValuedModel
+from forethought.types import Box, Spec, TimeStep
 
+Codes = Callable[[TimeStep], tuple[np.ndarray, np.ndarray]]
+"""Of real rows [M], the codes [M, D] of the model's and the policy's encoders."""
 AHEAD = 5
 """Steps of predicted reward whose gradient says what matters, where the model knows no value."""
 
@@ -23,10 +30,10 @@ AHEAD = 5
 def relevance(model: AbstractWorldModel, spec: Spec, trial: Trial, found: list[Quantity]) -> dict[str, Any] | None:
     """The error on observation elements that the value depends on, beside that on the others.
 
-    The weight of an element is the mean absolute gradient, times the element's standard deviation, of the model's value of
-    a real observation (ValuedModel), or of its predicted rewards of AHEAD steps under the recorded actions; the half of
-    the elements with the largest weights are the relevant ones. None where no key is continuous, fewer than two elements
-    are, or the model predicts no observations.
+    The weight of an element is the mean absolute gradient, times the element's standard deviation, of the model's value
+    of a real observation (ValuedModel), or of its predicted rewards of AHEAD steps under the recorded actions; the half
+    of the elements with the largest weights are the relevant ones. None where no key is continuous, fewer than two
+    elements are, or the model predicts no observations.
 
     Returns weight {element: share}, relevant and others: mean error over them by depth.
     """
@@ -80,7 +87,10 @@ def _gradient(model: AbstractWorldModel, obs: Any, rest: Any, action: Any, key: 
 def metrics(found: list[Quantity], trial: Trial) -> dict[str, float]:
     """Errors of the first and the last step, of observations and reward apart."""
     told = {}
-    for kind, some in (("obs", [q for q in found if q.name != "reward"]), ("reward", [q for q in found if q.name == "reward"])):
+    for kind, some in (
+        ("obs", [q for q in found if q.name != "reward"]),
+        ("reward", [q for q in found if q.name == "reward"]),
+    ):
         if not some:
             continue
         error = np.mean([split(q, np.arange(len(q.scale)))["excess"] for q in some], 0)
@@ -99,7 +109,7 @@ def correlations(told: dict[str, dict[str, float]]) -> dict[str, Any]:
     return {
         "names": list(told), "return": real, "metrics": table,
         "rank_correlation": {
-            name: None if constant(x) or constant(real) else float(scipy.stats.spearmanr(x, real).statistic)
+            name: None if constant(x) or constant(real) else stats.rank_correlation(np.array(x), np.array(real))
             for name, x in table.items()
         },
     }  # fmt: skip
@@ -112,3 +122,25 @@ def agreement(model: np.ndarray, policy: np.ndarray) -> dict[str, float | list[f
         "cka": float(align.linear_cka(model, policy)),
         "angles": np.asarray(align.principal_angles(model, policy)).tolist(),
     }
+
+
+def measure(
+    asked: Asked, played: Played, trial: Trial, found: list[Quantity], *,
+    checkpoints: Mapping[str, tuple[AbstractPolicy, AbstractWorldModel]], codes: Codes | None, episodes: int,
+) -> dict[str, Any]:  # fmt: skip
+    """All of it; None for a part that was not measured (no gradient, fewer than 3 checkpoints, one encoder)."""
+    body: dict[str, Any] = {"relevance": None, "checkpoints": None, "codes": None}
+    here = rows([played])
+    if isinstance(asked.subject, ModelSubject):
+        body["relevance"] = relevance(asked.subject.model, asked.spec, trial, found)
+    if len(checkpoints) >= 3 and not isinstance(asked.reality, LoggedReality):
+        told = {}
+        for name, (policy, model) in checkpoints.items():
+            one, own = ModelSubject(model), asked.reality.play(policy, episodes, seed=asked.seed)
+            again = asked.attempt(played, one.filter(played.rows, seed=asked.seed + 1), one)
+            whole = float(real_returns(own, own.rows.action.shape[1]).mean())
+            told[name] = metrics(quantities(asked.spec, again, here), again) | {"return": whole}
+        body["checkpoints"] = correlations(told)
+    if codes is not None:
+        body["codes"] = agreement(*codes(here))
+    return body

@@ -1,8 +1,8 @@
 """The real side of an audit: episodes that a policy plays, and the same actions again from a moment within them.
 
-    PureReality     a pure environment: any row can be gone back to, as often as one likes, with fresh noise
-    HostReality     host environments: back to the rows of which a snapshot was taken, with the same noise
-    LoggedReality   recorded episodes alone: nothing can be tried
+PureReality     a pure environment: any row can be gone back to, as often as one likes, with fresh noise
+HostReality     host environments: back to the rows of which a snapshot was taken, with the same noise
+LoggedReality   recorded episodes alone: nothing can be tried
 """
 
 from __future__ import annotations
@@ -61,9 +61,7 @@ class Reality(Protocol):
         """Rows [M, 2] (episode, row) that can be gone back to; None: all."""
         ...
 
-    def replay(
-        self, played: Played, places: np.ndarray, action: np.ndarray, *, times: int, seed: int
-    ) -> Future | None:
+    def replay(self, played: Played, places: np.ndarray, action: np.ndarray, *, times: int, seed: int) -> Future | None:
         """What follows rows `places` [N, 2] under actions [N, H, ...]; None: nothing can be gone back to."""
         ...
 
@@ -91,7 +89,7 @@ class PureReality:
         every = np.repeat(places, times, 0)
         state = jax.tree.map(lambda x: x[every[:, 0], every[:, 1]], played.back)
         key = jax.random.key(seed)
-        call = lambda i, *block: _replay(self.env, *block, jax.random.fold_in(key, i))  # noqa: E731
+        call = lambda i, state, action: _replay(self.env, state, action, jax.random.fold_in(key, i))  # noqa: E731
         found = in_blocks(call, state, np.repeat(action, times, 0))
         return Future(*jax.tree.map(lambda x: x.reshape(len(places), times, *x.shape[1:]), found))
 
@@ -166,9 +164,7 @@ class HostReality:
         there = [(e, t) for t in played.back for e in range(len(played.length)) if t < played.length[e] - 1]
         return np.array(there, int).reshape(-1, 2)
 
-    def replay(
-        self, played: Played, places: np.ndarray, action: np.ndarray, *, times: int, seed: int
-    ) -> Future | None:
+    def replay(self, played: Played, places: np.ndarray, action: np.ndarray, *, times: int, seed: int) -> Future | None:
         """The environments' own randomness is part of a snapshot, so that each start is replayed once.
 
         A start may stand in `places` several times, with other actions."""
@@ -255,5 +251,8 @@ def padded(episodes: list[Step]) -> Played:
     """Episodes of several lengths as one table."""
     length = np.array([len(episode.depth) for episode in episodes])
     place = np.arange(length.max())
-    cut = [jax.tree.map(lambda x, n=n: np.asarray(x)[np.minimum(place, n - 1)], e) for e, n in zip(episodes, length, strict=True)]
+    cut = [
+        jax.tree.map(lambda x, n=n: np.asarray(x)[np.minimum(place, n - 1)], e)
+        for e, n in zip(episodes, length, strict=True)
+    ]
     return Played(jax.tree.map(lambda *xs: np.stack(xs), *cut), length, {})

@@ -100,7 +100,9 @@ class ModelSubject:
 
     def filter(self, rows: Step, *, seed: int) -> PyTree:
         step = rows.time_step
-        return jax.tree.map(np.asarray, _filter(self.model, before(rows.action), step.obs, step.first, jax.random.key(seed)))
+        return jax.tree.map(
+            np.asarray, _filter(self.model, before(rows.action), step.obs, step.first, jax.random.key(seed))
+        )
 
     def imagine(self, latent: PyTree, action: np.ndarray, *, seed: int) -> tuple[PyTree, Prediction]:
         latent, found = self._unroll(latent, action[:, None], seed)
@@ -111,12 +113,13 @@ class ModelSubject:
 
     def _unroll(self, latent: PyTree, action: np.ndarray, seed: int) -> Any:
         key = jax.random.key(seed)
-        return in_blocks(lambda i, *block: _unroll(self.model, *block, jax.random.fold_in(key, i)), latent, action)
+        call = lambda i, latent, action: _unroll(self.model, latent, action, jax.random.fold_in(key, i))  # noqa: E731
+        return in_blocks(call, latent, action)
 
 
 def in_blocks(call: Callable[..., Any], *batch: PyTree) -> PyTree:
-    """Calls `call(number, *block)` for blocks of BLOCK rows of NumPy arrays [N, ...], the last one filled up with its last
-    row, and joins what it returns."""
+    """Calls `call(number, *block)` for blocks of BLOCK rows of NumPy arrays [N, ...], the last one filled up with its
+    last row, and joins what it returns."""
     num = len(jax.tree.leaves(batch)[0])
     found = []
     for start in range(0, num, BLOCK):
@@ -139,8 +142,8 @@ class HostModel:
     """Latents and actions at t - 1, observations at t, first [N] -> latents at t. Where `first`, latent and action are
     void and must be forgotten."""
     next: Callable[[PyTree, np.ndarray, np.random.Generator], tuple[PyTree, dict[str, Any]]]
-    """Latents and actions at t -> latents at t + 1, and of what is predicted there: obs (dict), reward [N], discount [N]
-    (the probability of going on). What is left out is reported as not measured."""
+    """Latents and actions at t -> latents at t + 1, and of what is predicted there: obs (dict), reward [N], discount
+    [N] (the probability of going on). What is left out is reported as not measured."""
 
     def filter(self, rows: Step, *, seed: int) -> PyTree:
         step, action = rows.time_step, before(rows.action)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -10,8 +11,9 @@ import numpy as np
 import scipy.spatial
 from jaxtyping import Float
 
+from forethought.auditing.asked import Asked, Episodes
 from forethought.auditing.trial import elements
-from forethought.types import Spec, TimeStep
+from forethought.types import Box, Spec, Step, TimeStep
 
 ROWS = 5000
 """The most real rows that are kept to compare with."""
@@ -35,7 +37,8 @@ class Support:
         self.radius = float(np.quantile(self._nearest(held[rng.permutation(len(held))[:ROWS]]), NEAR))
 
     def distance(self, obs: dict[str, np.ndarray]) -> Float[np.ndarray, "*batch"]:
-        """Distances to the nearest real row, in units of `radius`: above 1 is out of support; infinite if not finite."""
+        """Distances to the nearest real row, in units of `radius`: above 1 is out of support; infinite if not
+        finite."""
         x = flat(self.spec, obs)
         return (self._nearest(x.reshape(-1, x.shape[-1])) / max(self.radius, 1e-9)).reshape(x.shape[:-1])
 
@@ -64,3 +67,18 @@ def by_depth(support: Support, obs: dict[str, np.ndarray], going: np.ndarray) ->
     outside = [float(np.mean(d[t] > 1)) if n else None for d, t, n in zip(distance.T, there.T, enough, strict=True)]
     middle = [float(np.median(d[t])) if n else None for d, t, n in zip(distance.T, there.T, enough, strict=True)]
     return {"outside": outside, "median": middle, "radius": support.radius}
+
+
+def known(asked: Asked, played: Episodes, data: Sequence[Step] | None) -> Support | None:
+    """The data that imagined rows are compared with: what the model learned from, or the episodes played; None for
+    observations between which distances mean nothing (bytes)."""
+    if any(isinstance(space, Box) and space.dtype == "uint8" for space in asked.spec.obs.values()):
+        return None
+    rng = np.random.default_rng(asked.seed)
+    if data is not None and len(data) >= 2:
+        episodes = [data[i].time_step for i in rng.permutation(len(data))]
+    else:
+        cut = lambda p, e: jax.tree.map(lambda x: x[e, : p.length[e]], p.rows.time_step)  # noqa: E731
+        turns = range(min(len(p.length) for p, _ in played.values()))
+        episodes = [cut(p, e) for e in turns for p, _ in played.values()]
+    return Support(asked.spec, episodes, rng)

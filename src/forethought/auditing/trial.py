@@ -4,11 +4,13 @@
 
 Under a policy that answers what it sees, the actions of an episode tell something of the noise that they answered, so
 that even an exact model is wrong about the one future that was recorded. Where an environment can be gone back to with
-fresh noise, the futures are therefore replays under the recorded actions (R of them); elsewhere the recorded one (R = 1).
+fresh noise, the futures are therefore replays under the recorded actions (R of them); elsewhere the recorded one (R =
+1).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -61,8 +63,8 @@ class Quantity(NamedTuple):
 
 
 def starts(length: np.ndarray, horizon: int, count: int) -> np.ndarray:
-    """Rows [count, 2] of episodes: half of them evenly spaced where `horizon` steps follow (the first row where none do),
-    half of them up to the last step, so that the ends are seen too."""
+    """Rows [count, 2] of episodes: half of them evenly spaced where `horizon` steps follow (the first row where none
+    do), half of them up to the last step, so that the ends are seen too."""
     each = -(-count // len(length))
     whole, any_ = (each + 1) // 2, each // 2
     places = []
@@ -72,8 +74,11 @@ def starts(length: np.ndarray, horizon: int, count: int) -> np.ndarray:
     return np.array([place for turn in zip(*places, strict=True) for place in turn])[:count]
 
 
-def unrolled(subject: Subject, latents: Any, places: np.ndarray, action: np.ndarray, samples: int, seed: int) -> Prediction:
-    """Unrolls from the latents at rows `places` [N, 2] under actions [N, H, ...], `samples` times each: [N, K, H, ...]."""
+def unrolled(
+    subject: Subject, latents: Any, places: np.ndarray, action: np.ndarray, samples: int, seed: int
+) -> Prediction:
+    """Unrolls from the latents at rows `places` [N, 2] under actions [N, H, ...], `samples` times each: [N, K, H,
+    ...]."""
     repeated = np.repeat(places, samples, 0)
     latent = jax.tree.map(lambda x: x[repeated[:, 0], repeated[:, 1]], latents)
     found = subject.unroll(latent, np.repeat(action, samples, 0), seed=seed)
@@ -85,6 +90,11 @@ def random(subject: Subject, latents: Any, places: np.ndarray, action: np.ndarra
     once, again = (unrolled(subject, latents, places[:8], action[:8], 1, seed) for seed in (0, 1))
     same = jax.tree.map(lambda a, b: bool(np.array_equal(a, b, equal_nan=a.dtype.kind == "f")), once, again)
     return not all(jax.tree.leaves(same))
+
+
+def samples(trial: Trial) -> int:
+    """K, the model's samples per start."""
+    return jax.tree.leaves(trial.predicted)[0].shape[1]
 
 
 def attempt(
@@ -148,7 +158,8 @@ def quantities(spec: Spec, trial: Trial, rows: TimeStep) -> list[Quantity]:
 
 
 def elements(space: Space, x: Any) -> Any:
-    """Values [..., *shape] as numbers [..., D]: discrete ones as one-hot vectors, so that D distances mean something."""
+    """Values [..., *shape] as numbers [..., D]: discrete ones as one-hot vectors, so that D distances mean
+    something."""
     xp = jnp if isinstance(x, jax.Array) else np
     x = xp.asarray(x)
     if isinstance(space, Discrete):
@@ -165,3 +176,15 @@ def parts(quantity: Quantity) -> list[tuple[str, np.ndarray]]:
     if size == 1 or size > WIDE or not isinstance(quantity.space, Box):
         return [(quantity.name, np.arange(size))]
     return [(f"{quantity.name}[{i}]", np.array([i])) for i in range(size)]
+
+
+def joined(trials: Sequence[Trial], found: Sequence[list[Quantity]]) -> tuple[Trial, list[Quantity]]:
+    """The trials of several policies as one, and their quantities likewise."""
+    stack = lambda *xs: np.concatenate(xs)  # noqa: E731
+    whole = jax.tree.map(stack, *[trial._replace(fresh=np.zeros(0)) for trial in trials])  # pyright: ignore
+    sides = ("model", "real", "still")
+    together = [
+        same[0]._replace(**{side: stack(*(getattr(q, side) for q in same)) for side in sides})
+        for same in zip(*found, strict=True)
+    ]
+    return whole._replace(fresh=trials[0].fresh), together

@@ -1,8 +1,10 @@
-"""What a model promises of a policy, beside what the policy earns: ranking, and policies that were sought in the model."""
+"""What a model promises of a policy, beside what the policy earns: ranking, and policies that were sought in the
+model."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -13,11 +15,17 @@ import scipy.stats
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from forethought import collect
-from forethought.auditing.reality import Played, Reality
+from forethought.auditing.asked import Asked, Episodes, rows
+from forethought.auditing.reality import Played
 from forethought.auditing.subject import Subject
 from forethought.auditing.support import flat
 from forethought.protocols import AbstractPolicy
 from forethought.types import Decision, Discrete, Spec, TimeStep
+
+SOUGHT = "sought in the model"
+"""The name of the policy that the audit itself seeks in the model."""
+NOTHING = 1e9
+"""The return that stands for one that is not finite."""
 
 
 class Dream(NamedTuple):
@@ -85,27 +93,31 @@ def ranking(promised: dict[str, np.ndarray], real: dict[str, np.ndarray]) -> dic
     """Kendall's tau-b of the policies' mean returns, promised and real, and the regret of the model's choice.
 
     The regret is what the policy that the model ranks first falls short of the best one's real mean, over the range of
-    the real means (0: the model chooses the best); `error` the largest |promised - real| mean over that range. Both with
-    standard errors over episodes, None with fewer than two policies."""
+    the real means (0: the model chooses the best); `error` the largest |promised - real| mean over that range. Both
+    with standard errors over episodes, None with fewer than two policies."""
     names = list(promised)
     p, r = (np.array([table[name].mean() for name in names]) for table in (promised, real))
     variance = lambda table: np.array([table[n].var(ddof=1) / len(table[n]) for n in names])  # noqa: E731
     noise, both = variance(real), variance(real) + variance(promised)
     width = np.ptp(r)
-    body = {
-        "policies": {n: {"promised": float(a), "real": float(b), "error": float(e)} for n, a, b, e in zip(names, p, r, np.sqrt(both), strict=True)},
-        "tau": None, "regret": None, "regret_error": None, "range": float(width),
-    }  # fmt: skip
+    told = zip(names, p, r, np.sqrt(both), strict=True)
+    table = {name: {"promised": float(a), "real": float(b), "error": float(e)} for name, a, b, e in told}
+    body = {"policies": table, "tau": None, "regret": None, "regret_error": None, "range": float(width)}
     if len(names) < 2 or width == 0:
         return body
     best, chosen = int(r.argmax()), int(p.argmax())
     return body | {
-        "tau": float(scipy.stats.kendalltau(p, r).statistic),
+        "tau": _kendall(p, r),
         "regret": float((r[best] - r[chosen]) / width),
         "regret_error": float(np.sqrt(noise[best] + noise[chosen]) / width) if best != chosen else 0.0,
         "chosen": names[chosen],
         "best": names[best],
     }
+
+
+def _kendall(x: np.ndarray, y: np.ndarray) -> float:
+    found: Any = scipy.stats.kendalltau(x, y)
+    return float(found.statistic)
 
 
 class LinearPolicy(AbstractPolicy):
@@ -166,4 +178,27 @@ def sought(
         elite = weights[np.argsort(-score)[: population // 4]]
         mean, spread = elite.mean(0), elite.std(0) + 0.02
     arrays = (jnp.asarray(x, jnp.float32) for x in (mean, *scale))
-    return LinearPolicy(*arrays, spec)
+    weight, *linear = arrays
+    return LinearPolicy(weight, linear[0], linear[1], spec)
+
+
+def measure(
+    asked: Asked, everyone: Mapping[str, AbstractPolicy], played: Episodes, episodes: int
+) -> tuple[dict[str, Any], dict[str, Dream]]:
+    """Promised and real returns of every policy over three horizons, one that is sought in the model among them."""
+    length = 3 * asked.horizon
+    seen = flat(asked.spec, rows([p for p, _ in played.values()]).obs)
+    first, latents = next(iter(played.values()))
+    beginning = lambda tree: jax.tree.map(lambda x: x[:, 0], tree)  # noqa: E731
+    found = sought(
+        asked.subject, asked.spec, beginning(latents), start(first).obs, (seen.mean(0), np.maximum(seen.std(0), 1e-3)),
+        length, seed=asked.seed + 5,
+    )  # fmt: skip
+    promised, real, dreams = {}, {}, {}
+    for name, policy in {**everyone, SOUGHT: found}.items():
+        here, latents = played[name] if name in played else asked.play(policy, episodes)
+        dreams[name] = dream(asked.subject, beginning(latents), start(here), policy, length, seed=asked.seed + 6)
+        told = dreams[name].returns(taken(here, length))
+        promised[name] = np.nan_to_num(told, nan=-NOTHING, neginf=-NOTHING, posinf=NOTHING)
+        real[name] = real_returns(here, length)
+    return ranking(promised, real) | {"steps": length}, dreams

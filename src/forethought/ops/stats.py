@@ -120,3 +120,8 @@ def discordant(a: np.ndarray, b: np.ndarray) -> tuple[int, int, float]:
     only_a, only_b = int(np.sum(a & ~b)), int(np.sum(b & ~a))
     tried = only_a + only_b
     return only_a, only_b, float(scipy.stats.binomtest(only_a, tried, 0.5).pvalue) if tried else 1.0
+
+
+def rank_correlation(x: Float[np.ndarray, " N"], y: Float[np.ndarray, " N"]) -> float:
+    """Spearman's, of which neither side may be constant."""
+    return float(np.corrcoef(scipy.stats.rankdata(x), scipy.stats.rankdata(y))[0, 1])

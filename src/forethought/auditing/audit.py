@@ -204,11 +204,10 @@ class _Run:
         }  # fmt: skip
         self.progress("diagnosis")
         both = {name: (self.played[name][0], one) for name, one in self.trials.items()}
-        whole, together = trial.joined(list(self.trials.values()), list(self.found.values()))
         self.sections["diagnosis"] = {
             "non_finite": diagnosis.broken(*(one.predicted for one in self.trials.values())),
             "hypotheses": diagnosis.hypotheses(asked.subject, spec, both, self.rows, seed=asked.seed + 1),
-            "region": diagnosis.region(whole, together, spec),
+            "region": diagnosis.region(list(self.trials.values()), list(self.found.values()), spec),
         }
 
     def plans(self) -> None:

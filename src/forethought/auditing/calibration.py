@@ -12,7 +12,7 @@ from forethought.auditing.asked import Asked
 from forethought.auditing.depth import by_depth, split
 from forethought.auditing.reality import Played
 from forethought.auditing.subject import ModelSubject, Prediction
-from forethought.auditing.trial import Quantity, Trial, parts
+from forethought.auditing.trial import Quantity, Trial, parts, reached
 from forethought.ops import stats
 from forethought.protocols import EnsembleModel
 from forethought.types import Box
@@ -40,15 +40,18 @@ def coverage(trial: Trial, found: list[Quantity]) -> dict[str, Any] | None:
     """How often intervals between the model's sorted samples hold what came, beside how often they should.
 
     Of K samples and one real value that are drawn alike, the value lies between the i-th and the j-th smallest with
-    probability (j - i) / (K + 1). Values of discrete keys have no order and are left out, as are steps after an end.
+    probability (j - i) / (K + 1), what is equal being taken in every order. Whether a sample has ended is drawn with
+    the probability that the model gives to it; what has ended is 0 on either side. Values of discrete keys have no
+    order and are left out.
 
-    Returns nominal [I], covered {name: [I][H]} and error, the mean |covered - nominal|, by name; None for one sample.
+    Returns nominal [I], covered {name: [I][H]} and error, the mean |covered - nominal|, by name; None for fewer than
+    four samples and where nothing can be compared.
     """
-    draws = trial.predicted.reward if trial.predicted.reward is not None else None
-    obs = trial.predicted.obs or {}
-    samples = draws.shape[1] if draws is not None else next(iter(obs.values())).shape[1]
-    if samples < 4:
+    samples = found[0].model.shape[1] if found else 0
+    if samples < 4 or not trial.valid.any():
         return None
+    weight = reached(trial)[..., None]
+    alive = np.random.default_rng(0).random((len(weight), samples, 1, 1)) < weight
     cuts = np.unique(np.round(np.array([0.05, 0.15, 0.25]) * (samples + 1)).astype(int).clip(1))
     nominal = [(samples + 1 - 2 * int(c)) / (samples + 1) for c in cuts]
     covered = {}
@@ -56,17 +59,10 @@ def coverage(trial: Trial, found: list[Quantity]) -> dict[str, Any] | None:
         if quantity.space is not None and not isinstance(quantity.space, Box):
             continue
         for name, which in parts(quantity):
-            low = np.sort(quantity.model[..., which], 1)
-            there = trial.valid[:, None] & (trial.real.going == 1)
-            # A tie is a hit by half, so that a value which does not vary is neither held nor missed.
-            real = quantity.real[..., which]
-            held = []
-            for c in cuts:
-                a, b = low[:, None, c - 1], low[:, None, samples - c]
-                inside = (np.sign(real - a) - np.sign(real - b)) / 2
-                inside = np.where((a == b) & (real == a), nominal[len(held)], inside)
-                held.append(_share(inside.mean(-1), there))
-            covered[name] = held
+            below, equal = _ranks(quantity.model[..., which], quantity.real[..., which], weight, alive)
+            # Among `equal` samples the value has `below` .. `below + equal` below itself; c .. K - c are inside.
+            inside = [np.minimum(below + equal, samples - c) - np.maximum(below, c) + 1 for c in cuts]
+            covered[name] = [_share((x.clip(0) / (equal + 1)).mean(-1), trial.valid) for x in inside]
     if not covered:
         return None
     error = {
@@ -76,9 +72,21 @@ def coverage(trial: Trial, found: list[Quantity]) -> dict[str, Any] | None:
     return {"nominal": nominal, "covered": covered, "error": error, "samples": samples}
 
 
-def _share(inside: np.ndarray, there: np.ndarray) -> list[float | None]:
-    count = there.sum((0, 1))
-    share = np.where(there, inside, 0.0).sum((0, 1)) / np.maximum(count, 1)
+def _ranks(model: np.ndarray, real: np.ndarray, weight: np.ndarray, alive: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How many of the samples [N, K, H, D] are below each real value [N, R, H, D], and how many equal to it."""
+    below, equal = np.zeros(real.shape, int), np.zeros(real.shape, int)
+    for r in range(real.shape[1]):
+        value = real[:, r, None]
+        there = value * weight  # as the samples are weighted, so that what is equal stays so
+        below[:, r] = np.where(alive, model < there, 0 < value).sum(1)
+        equal[:, r] = np.where(alive, model == there, 0 == value).sum(1)
+    return below, equal
+
+
+def _share(inside: np.ndarray, valid: np.ndarray) -> list[float | None]:
+    """The mean by depth of what is valid [N, H] of values [N, R, H]."""
+    count = valid.sum(0)
+    share = np.where(valid, inside.mean(1), 0.0).sum(0) / np.maximum(count, 1)
     return [float(x) if n else None for x, n in zip(share, count, strict=True)]
 
 
@@ -87,13 +95,14 @@ def disagreement(trial: Trial, members: list[Prediction]) -> dict[str, Any]:
 
     Members are asked with the same random numbers, [N, H, ...] each. Disagreement is the variance over members, error
     the squared error of their mean against the real futures' mean, both summed over elements that are scaled by their
-    standard deviation among the members' predictions; correlated over starts at each depth.
+    standard deviation among real futures; correlated over starts at each depth.
 
     Returns members, copies (how many are equal to an earlier one), rank_correlation [H] and auroc [H] (of error in the
     upper fifth), None where undefined.
     """
     flat = np.stack([_flat(member) for member in members])
-    copies = sum(any(np.allclose(flat[i], flat[j], rtol=1e-6, atol=1e-9) for j in range(i)) for i in range(len(flat)))
+    same = lambda a, b: np.allclose(a, b, rtol=1e-6, atol=1e-9, equal_nan=True)  # noqa: E731
+    copies = sum(any(same(flat[i], flat[j]) for j in range(i)) for i in range(len(flat)))
     real = _flat(Prediction(trial.real.obs, trial.real.reward, None), members[0]).mean(1)
     scale = np.maximum(real.std((0, 1)), 1e-6)
     varied = (flat.var(0, ddof=1) / scale**2).sum(-1)
@@ -102,7 +111,7 @@ def disagreement(trial: Trial, members: list[Prediction]) -> dict[str, Any]:
     for h in range(varied.shape[1]):
         here = trial.valid[:, h] & (trial.real.going[:, :, h] == 1).all(1)
         x, y = varied[here, h], wrong[here, h]
-        fine = len(x) > 4 and np.ptp(x) > 0 and np.ptp(y) > 0
+        fine = len(x) > 4 and min(np.ptp(x), np.ptp(y)) > 1e-12  # more than rounding
         ranks.append(stats.rank_correlation(x, y) if fine else None)
         areas.append(_auroc(x, y > np.quantile(y, 0.8)) if fine else None)
     return {"members": len(members), "copies": copies, "rank_correlation": ranks, "auroc": areas}

@@ -23,7 +23,7 @@ from jaxtyping import PyTree
 from forethought.auditing.trial import Quantity, Trial, going, parts
 
 LEVEL = 0.05
-"""One-sided, of every interval here."""
+"""One-sided, of every bound by depth."""
 FEW = 6
 """Of a depth that fewer episodes reached, nothing is claimed."""
 
@@ -48,17 +48,15 @@ def split(quantity: Quantity, which: np.ndarray) -> dict[str, np.ndarray]:
 
 def by_depth(x: np.ndarray, trial: Trial) -> dict[str, list[float | None]]:
     """The mean by depth of values [N, H], and one-sided bounds on it from the spread over episodes."""
-    episodes = np.unique(trial.starts[:, 0])
-    each = [(trial.starts[:, 0] == e, trial.valid) for e in episodes]
-    rows = np.stack([_mean(x[here], valid[here]) for here, valid in each])
-    there = np.isfinite(rows) | np.isinf(rows)
-    count = there.sum(0)
-    mean = _mean(rows, there)
-    with np.errstate(invalid="ignore"):
+    each = [trial.starts[:, 0] == e for e in np.unique(trial.starts[:, 0])]
+    rows = np.stack([_mean(x[here], trial.valid[here]) for here in each])
+    there = np.stack([trial.valid[here].any(0) for here in each])
+    count, mean = there.sum(0), _mean(rows, there)
+    with np.errstate(invalid="ignore"):  # where something predicted is not finite, nor is what is made of it
         sem = np.sqrt(_mean((rows - mean) ** 2, there) / np.maximum(count - 1, 1))
-    reach = scipy.stats.t.ppf(1 - LEVEL, np.maximum(count - 1, 1)) * sem
-    reach = np.where(count >= FEW, reach, np.inf)
-    table = {"mean": mean, "low": mean - reach, "high": mean + reach, "sem": sem}
+        reach = scipy.stats.t.ppf(1 - LEVEL, np.maximum(count - 1, 1)) * sem
+        reach = np.where(count >= FEW, reach, np.inf)
+        table = {"mean": mean, "low": mean - reach, "high": mean + reach, "sem": sem}
     return {name: [float(v) if np.isfinite(v) else None for v in row] for name, row in table.items()}
 
 
@@ -69,8 +67,8 @@ def error_by_depth(trial: Trial, found: list[Quantity]) -> dict[str, Any]:
         for name, which in parts(quantity):
             values = split(quantity, which)
             values["error"] = values["excess"] + values["noise"]
-            at_depth = np.nan_to_num(_mean(values["mean"], trial.valid), nan=1.0)
-            values = {key: x / np.maximum(at_depth, 1.0) for key, x in values.items()}
+            at_depth = np.fmax(_mean(values["mean"], trial.valid), 1.0)  # 1 where there is none
+            values = {key: x / at_depth for key, x in values.items()}
             table[name] = {key: by_depth(x, trial) for key, x in values.items()}
             table[name]["of"] = quantity.name
     horizon = trial.valid.shape[1]
@@ -80,11 +78,11 @@ def error_by_depth(trial: Trial, found: list[Quantity]) -> dict[str, Any]:
 def termination(trial: Trial, missed: float = 0.25) -> dict[str, Any] | None:
     """How the model's ends compare with the real ones, by depth; None where it predicts none.
 
-    Returns curves as lists [H]: excess (of the probability of having terminated, over its variance), missed
-    (probability by which the model falls short of, or exceeds, the real one), many_missed (that, less a share
-    `missed` of the real one), real and model (that probability); and at time limits: by how much the model's
-    probability of a termination exceeds the real one there, a lower bound on it, and its probability elsewhere where
-    nothing terminated.
+    Returns curves as lists [H]: excess (of the probability of having terminated, over its variance at all depths
+    together), missed (probability by which the model falls short of, or exceeds, the real one), many_missed (that, less
+    a share `missed` of the real one), real and model (that probability); and of steps that are reached: by how much the
+    model's probability of a termination exceeds the real one at time limits, a lower bound on it over episodes, and its
+    probability elsewhere where nothing terminated.
     """
     predicted, real = trial.predicted, trial.real
     if predicted.discount is None:
@@ -94,12 +92,12 @@ def termination(trial: Trial, missed: float = 0.25) -> dict[str, Any] | None:
     true, true_var = moments(real.survived)
     excess = (model - true) ** 2 - model_var / survival.shape[1] - true_var / real.survived.shape[1]
     share = np.clip(1 - true.mean(), 0.05, 0.95)
-    stops = 1 - np.clip(predicted.discount, 0, 1).mean(1)
+    stops = _hazard(going(predicted), survival)
     alive = trial.valid & ~trial.limit & (real.survived == 1).all(1)
     # What really ended there in replays is no fault of the model's.
-    reached = np.maximum(real.going.sum(1), 1)
-    beyond = stops - (real.going - real.survived).sum(1) / reached
-    at_limit, elsewhere = beyond[trial.limit], stops[alive]
+    beyond = stops - _hazard(real.going, real.survived)
+    cut = [trial.limit & (trial.starts[:, :1] == e) for e in np.unique(trial.starts[trial.limit.any(1), 0])]
+    at_limit, elsewhere = np.array([beyond[here].mean() for here in cut]), stops[alive]
     return {
         "excess": by_depth(excess / (share * (1 - share)), trial),
         "missed": by_depth(model - true, trial),
@@ -111,6 +109,11 @@ def termination(trial: Trial, missed: float = 0.25) -> dict[str, Any] | None:
         "elsewhere": float(elsewhere.mean()) if len(elsewhere) else None,
         "confusion": _confusion(1 - model, 1 - true, trial.valid),
     }
+
+
+def _hazard(going: np.ndarray, survived: np.ndarray) -> np.ndarray:
+    """Of what reaches a step [N, K, H], the share [N, H] that terminates there; 0 where nothing does."""
+    return (going - survived).sum(1) / np.maximum(going.sum(1), 1e-12)
 
 
 def _low(x: np.ndarray) -> float | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -36,7 +36,8 @@ Change = Callable[[np.ndarray], np.ndarray]
 def hypotheses(
     subject: Subject, spec: Spec, trials: Mapping[str, tuple[Played, Trial]], rows: TimeStep, *, seed: int
 ) -> list[dict[str, Any]]:
-    """Every hypothesis with the error without and with it: {kind, where, error, explained, p}, the best first.
+    """Every hypothesis with the error without and with it: {kind, where, error, explained, p}; those that are SURE come
+    first, and the one that explains most before others.
 
     Errors are mean excess (depth.py) over AHEAD steps and all quantities, from rows that are not the first of an
     episode (where nothing was done before); `explained` is the share of it that goes when the model is asked under the
@@ -54,12 +55,13 @@ def hypotheses(
             swap = {a: b, b: a}
             for seen, said in (({}, swap), (swap, {}), (swap, swap)):
                 tried.append(("keys", f"{a} and {b}", asked(same, seen, said)))
-    found = []
+    if not len(plain):
+        return []
+    found, error = [], float(plain.mean())
     for kind, where, errors in tried:
-        explained = 1 - errors.mean() / plain.mean() if plain.mean() > 0 else 0.0
-        found.append({"kind": kind, "where": where, "error": float(plain.mean()), "explained": float(explained),
-                      "p": _p(plain - 2 * errors)})  # fmt: skip
-    return sorted(found, key=lambda x: x["p"])
+        explained, p = 1 - float(errors.mean()) / error if error > 0 else 0.0, _p(plain - 2 * errors)
+        found.append({"kind": kind, "where": where, "error": error, "explained": explained, "p": p})
+    return sorted(found, key=lambda h: (h["p"] >= SURE, -h["explained"]))
 
 
 class _Asked:
@@ -83,15 +85,13 @@ class _Asked:
         plan = action[places[:, :1], np.minimum(ahead, action.shape[1] - 1)]
         found = unrolled(self.subject, latents, places, plan, self.samples, self.seed)
         if found.obs is not None:
-            named = {said.get(name, name): x for name, x in found.obs.items()}
-            found = found._replace(obs={name: named[name] for name in found.obs})
+            found = found._replace(obs={said.get(name, name): x for name, x in found.obs.items()})
         cut = first_steps(self.trial, AHEAD)._replace(predicted=found)
-        worst = np.stack([split(q, np.arange(len(q.scale)))["excess"] for q in quantities(self.spec, cut, self.rows)])
-        worst = np.where(cut.valid, np.nan_to_num(worst, nan=1e6, posinf=1e6), 0.0).sum((0, 2)) / np.maximum(
-            cut.valid.sum(1), 1
-        )
+        each = [split(q, np.arange(len(q.scale)))["excess"] for q in quantities(self.spec, cut, self.rows)]
+        excess = np.nan_to_num(sum(each, np.zeros(cut.valid.shape)), nan=1e6, posinf=1e6)
+        mean = np.where(cut.valid, excess, 0.0).sum(1) / np.maximum(cut.valid.sum(1), 1)
         later = places[:, 1] > 0
-        return np.array([worst[later & (places[:, 0] == e)].mean() for e in np.unique(places[later, 0])])
+        return np.array([mean[later & (places[:, 0] == e)].mean() for e in np.unique(places[later, 0])])
 
 
 def first_steps(trial: Trial, horizon: int) -> Trial:
@@ -134,46 +134,57 @@ def _p(x: np.ndarray) -> float:
     return float(found.pvalue)
 
 
-def region(trial: Trial, found: list[Quantity], spec: Spec) -> dict[str, Any] | None:
+def region(trials: Sequence[Trial], found: Sequence[list[Quantity]], spec: Spec) -> dict[str, Any] | None:
     """The half-space of one observation element in which the model's first steps err most against elsewhere.
 
     Of every element and nine quantiles of it, the split with the largest Welch t of the excess of the first step,
-    summed over quantities. Returns where, inside, outside (mean excess), share (of starts) and p (one-sided, times the
-    number of splits tried); None where nothing can be split.
+    summed over quantities, over the starts of all trials. Returns where, inside, outside (mean excess), share (of
+    starts) and p (one-sided, times the number of splits tried); None where nothing can be split.
     """
-    cut = first_steps(trial, 1)
-    excess = sum(split(first_of(q), np.arange(len(q.scale)))["excess"] for q in found)
-    excess = np.nan_to_num(np.asarray(excess)[:, 0], nan=1e6, posinf=1e6)[cut.valid[:, 0]]
-    columns = {key: np.asarray(trial.obs[key], float).reshape(len(trial.starts), -1) for key in spec.obs}
-    x = np.concatenate(list(columns.values()), 1)[cut.valid[:, 0]]
-    names = [f"{key}[{i}]" if y.shape[1] > 1 else key for key, y in columns.items() for i in range(y.shape[1])]
+    seen = [(trial.obs, trial.valid[:, 0]) for trial in trials]
+    excess = np.concatenate([_first_excess(*both) for both in zip(trials, found, strict=True)])
     best, tried = None, 0
-    for i, name in enumerate(names):
-        for q in np.unique(np.quantile(x[:, i], np.linspace(0.1, 0.9, 9))):
-            for above in (True, False):
-                inside = x[:, i] > q if above else x[:, i] <= q
-                if min(inside.sum(), (~inside).sum()) < 8:
-                    continue
+    for key in spec.obs:
+        x = np.concatenate([np.asarray(obs[key], float).reshape(len(valid), -1)[valid] for obs, valid in seen])
+        for i in range(x.shape[1]):
+            name = f"{key}[{i}]" if x.shape[1] > 1 else key
+            for where, inside in _halves(name, x[:, i]):
                 tried += 1
                 a, b = excess[inside], excess[~inside]
                 t = (a.mean() - b.mean()) / np.sqrt(a.var(ddof=1) / len(a) + b.var(ddof=1) / len(b) + 1e-24)
                 if best is None or t > best[0]:
-                    best = (t, f"{name} {'>' if above else '<='} {q:.3g}", a, b)
+                    best = (t, where, a, b)
     if best is None:
         return None
     _, where, a, b = best
-    if np.ptp(a) == 0 and np.ptp(b) == 0:
-        p = 1.0
-    else:
+    p = 1.0
+    if np.ptp(a) > 0 or np.ptp(b) > 0:
         welch: Any = scipy.stats.ttest_ind(a, b, equal_var=False, alternative="greater")
-        p = float(welch.pvalue)
-    return {"where": where, "inside": float(a.mean()), "outside": float(b.mean()),
-            "share": len(a) / len(excess), "p": min(1.0, float(p) * tried)}  # fmt: skip
+        p = min(1.0, float(welch.pvalue) * tried)
+    return {
+        "where": where,
+        "inside": float(a.mean()),
+        "outside": float(b.mean()),
+        "share": len(a) / len(excess),
+        "p": p,
+    }
 
 
-def first_of(quantity: Quantity) -> Quantity:
+def _first_excess(trial: Trial, found: list[Quantity]) -> np.ndarray:
+    """The excess of the first step at starts [N], where there is one, summed over quantities."""
     cut = lambda x: x[:, :, :1]  # noqa: E731
-    return quantity._replace(model=cut(quantity.model), real=cut(quantity.real), still=cut(quantity.still))
+    first = [q._replace(model=cut(q.model), real=cut(q.real), still=cut(q.still)) for q in found]
+    excess = sum((split(q, np.arange(len(q.scale)))["excess"][:, 0] for q in first), np.zeros(len(trial.starts)))
+    return np.nan_to_num(excess, nan=1e6, posinf=1e6)[trial.valid[:, 0]]
+
+
+def _halves(name: str, x: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """Both sides of nine quantiles of values [N], as far as at least 8 lie on either."""
+    for q in np.unique(np.quantile(x, np.linspace(0.1, 0.9, 9))):
+        above = x > q
+        if min(above.sum(), (~above).sum()) >= 8:
+            yield f"{name} > {q:.3g}", above
+            yield f"{name} <= {q:.3g}", ~above
 
 
 def broken(*predictions: Prediction) -> dict[str, int]:

@@ -19,7 +19,8 @@ EPISODES = 40
 
 
 def drift(subject: Subject, spec: Spec, data: list[Step], *, seed: int) -> dict[str, Any] | None:
-    """Compares the one-step error of recorded episodes in the order they were made; None with fewer than 8.
+    """Compares the one-step error of recorded episodes in the order they were made; None with fewer than 8 of
+    two steps or more.
 
     The change point is the cut that makes the difference of means largest in its standard errors, at least an eighth of
     the episodes on either side; its p is that of the same search over shuffled episodes.
@@ -27,15 +28,15 @@ def drift(subject: Subject, spec: Spec, data: list[Step], *, seed: int) -> dict[
     Returns error by episode, episode (their numbers in `data`), change (number of the first episode after it), before,
     after (mean errors) and p.
     """
-    data = [episode for episode in data if len(episode.depth) > 2]
-    if len(data) < 8:
+    long = np.flatnonzero([len(episode.depth) > 2 for episode in data])
+    if len(long) < 8:
         return None
-    chosen = np.unique(np.linspace(0, len(data) - 1, min(EPISODES, len(data))).astype(int))
+    chosen = long[np.linspace(0, len(long) - 1, min(EPISODES, len(long))).astype(int)]
     played = padded([data[i] for i in chosen])
     latents = subject.filter(played.rows, seed=seed)
     reality = LoggedReality(spec, data)
     trial = attempt(subject, latents, reality, played, 1, count=8 * len(chosen), samples=4, seed=seed)
-    rows = jax.tree.map(lambda *xs: np.concatenate(xs), *[data[i].time_step for i in chosen])
+    rows = jax.tree.map(lambda *xs: np.concatenate([x[1:] for x in xs]), *[data[i].time_step for i in chosen])
     found = quantities(spec, trial, rows)
     error = np.sum([split(q, np.arange(len(q.scale)))["excess"][:, 0] for q in found], 0)
     error = np.where(trial.valid[:, 0], np.nan_to_num(error, nan=1e6, posinf=1e6), np.nan)

@@ -40,6 +40,10 @@ KINDS: dict[str, tuple[str, frozenset[str]]] = {
 """Everything that an audit can find wrong: what it says, and the uses that it rules out."""
 
 
+RARE = 0.01
+"""Terminations that are missed with less than this probability are not held against a model by their share."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Finding:
     """Something that is wrong, beyond its tolerance and beyond chance."""
@@ -83,8 +87,16 @@ def _curves(sections: dict[str, Any], tolerances: Tolerances) -> list[Finding]:
         if missed or not limits:
             kind = "missed_termination" if missed else "false_termination"
             note(kind, "termination", ends["excess"], tolerances.termination, policy)
-        note("missed_termination", "termination", ends["many_missed"], 0.0, policy)
+        note("missed_termination", "termination", _many_missed(ends), 0.0, policy)
     return [_curve(*key, *value) for key, value in first.items()] + limits[:1]
+
+
+def _many_missed(ends: dict[str, Any]) -> dict[str, Any]:
+    """By how much more than tolerated is missed, but for depths at which hardly anything ends: of a few ends in thousands
+    of rollouts chance alone misses many."""
+    rare = [low is None or low < RARE for low in ends["missed"]["low"]]
+    keep = lambda curve: [None if r else x for x, r in zip(curve, rare, strict=True)]  # noqa: E731
+    return {name: keep(ends["many_missed"][name]) for name in ("mean", "low", "high")}
 
 
 def _curve(kind: str, where: str, depth: int, value: float, policy: str) -> Finding:

@@ -37,7 +37,7 @@ def relevance(model: AbstractWorldModel, spec: Spec, trial: Trial, found: list[Q
 
     Returns weight {element: share}, relevant and others: mean error over them by depth.
     """
-    continuous = [q for q in found if isinstance(q.space, Box)]
+    continuous = [q for q in found if isinstance(q.space, Box) and np.issubdtype(q.space.dtype, np.floating)]
     if sum(len(q.scale) for q in continuous) < 2:
         return None
     obs = {q.name: jnp.asarray(trial.obs[q.name]) for q in continuous}

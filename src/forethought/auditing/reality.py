@@ -180,7 +180,7 @@ class HostReality:
             running = np.isin(np.arange(env.num), episode)
             steps, survived = [], np.ones(env.num)
             for h in range(horizon):
-                going = survived * 1.0
+                going = survived
                 if running.any():
                     env.send(doing[:, h], where=running)
                 step = env.recv()

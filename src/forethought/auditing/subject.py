@@ -151,7 +151,7 @@ class HostModel:
         for t in range(action.shape[1]):
             obs = {name: np.array(x[:, t]) for name, x in step.obs.items()}  # copies, which may be written to
             latent = self.observe(latent, np.array(action[:, t]), obs, np.array(step.first[:, t]))
-            seen.append(latent)
+            seen.append(jax.tree.map(np.array, latent))
         return jax.tree.map(lambda *xs: np.stack(xs, 1), *seen)
 
     def imagine(self, latent: PyTree, action: np.ndarray, *, seed: int) -> tuple[PyTree, Prediction]:
@@ -165,12 +165,12 @@ class HostModel:
         return jax.tree.map(lambda *xs: np.stack(xs, 1), *found)
 
     def _next(self, latent: PyTree, action: np.ndarray, rng: np.random.Generator) -> tuple[PyTree, Prediction]:
-        latent, found = self.next(latent, np.array(action), rng)
+        latent, found = self.next(jax.tree.map(np.array, latent), np.array(action), rng)
         if unknown := found.keys() - set(Prediction._fields):
             raise ValueError(f"HostModel: next: '{min(unknown)}' is none of {', '.join(Prediction._fields)}")
         for name in ("reward", "discount"):
             value = found.get(name)
             if value is not None and np.shape(value) != (len(action),):
                 raise ValueError(f"HostModel: next: {name} has shape {np.shape(value)}; it must be ({len(action)},)")
-        arrays = jax.tree.map(np.asarray, {name: found.get(name) for name in Prediction._fields})
+        arrays = jax.tree.map(np.array, {name: found.get(name) for name in Prediction._fields})
         return latent, Prediction(**arrays)

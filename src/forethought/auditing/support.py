@@ -26,11 +26,13 @@ class Support:
     """Real rows, scaled by their standard deviation, and how far apart real rows of different episodes are."""
 
     def __init__(self, spec: Spec, episodes: list[TimeStep], rng: np.random.Generator):
-        """Half of the episodes are what is compared with, the other half says how far a real row may be."""
-        half = max(len(episodes) // 2, 1)
-        known, held = (
-            np.concatenate([flat(spec, e.obs) for e in some]) for some in (episodes[:half], episodes[half:] or episodes)
-        )
+        """Half of the episodes, two or more, are what is compared with; the other half says how far a real row may be.
+
+        Raises ValueError for fewer."""
+        if len(episodes) < 2:
+            raise ValueError(f"{spec.name}: how far apart real rows are takes two episodes; there is {len(episodes)}")
+        half = len(episodes) // 2
+        known, held = (np.concatenate([flat(spec, e.obs) for e in some]) for some in (episodes[:half], episodes[half:]))
         self.spec, self.mean = spec, known.mean(0)
         self.scale = np.maximum(known.std(0), 1e-3 * np.maximum(1.0, np.abs(self.mean)))
         self.tree = scipy.spatial.KDTree(self._scaled(known[rng.permutation(len(known))[:ROWS]]))
@@ -71,7 +73,7 @@ def by_depth(support: Support, obs: dict[str, np.ndarray], going: np.ndarray) ->
 
 def known(asked: Asked, played: Episodes, data: Sequence[Step] | None) -> Support | None:
     """The data that imagined rows are compared with: what the model learned from, or the episodes played; None for
-    observations between which distances mean nothing (bytes)."""
+    fewer than two and for observations between which distances mean nothing (bytes)."""
     if any(isinstance(space, Box) and space.dtype == "uint8" for space in asked.spec.obs.values()):
         return None
     rng = np.random.default_rng(asked.seed)
@@ -81,4 +83,4 @@ def known(asked: Asked, played: Episodes, data: Sequence[Step] | None) -> Suppor
         cut = lambda p, e: jax.tree.map(lambda x: x[e, : p.length[e]], p.rows.time_step)  # noqa: E731
         turns = range(min(len(p.length) for p, _ in played.values()))
         episodes = [cut(p, e) for e in turns for p, _ in played.values()]
-    return Support(asked.spec, episodes, rng)
+    return Support(asked.spec, episodes, rng) if len(episodes) > 1 else None

@@ -4,13 +4,11 @@
 
 Under a policy that answers what it sees, the actions of an episode tell something of the noise that they answered, so
 that even an exact model is wrong about the one future that was recorded. Where an environment can be gone back to with
-fresh noise, the futures are therefore replays under the recorded actions (R of them); elsewhere the recorded one (R =
-1).
+fresh noise, the futures are therefore R replays under the recorded actions; elsewhere the recorded one (R is 1).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -69,7 +67,7 @@ def starts(length: np.ndarray, horizon: int, count: int) -> np.ndarray:
     whole, any_ = (each + 1) // 2, each // 2
     places = []
     for e, n in enumerate(length):
-        rows = np.concatenate([np.linspace(0, max(n - 1 - horizon, 0), whole), np.linspace(0, max(n - 2, 0), any_)])
+        rows = np.concatenate([np.linspace(0, max(n - 1 - horizon, 0), whole), np.linspace(max(n - 2, 0), 0, any_)])
         places.append([(e, int(row)) for row in rows.round()])
     return np.array([place for turn in zip(*places, strict=True) for place in turn])[:count]
 
@@ -130,16 +128,20 @@ def attempt(
 
 
 def going(predicted: Prediction) -> np.ndarray:
-    """[N, K, H], the probability that the model gives to a step's being reached; 1 where it predicts no end."""
+    """[N, K, H], the probability that the model gives to a step's being reached."""
     assert predicted.discount is not None
     reached = np.cumprod(np.clip(predicted.discount[..., :-1], 0, 1), -1)
     return np.concatenate([np.ones_like(predicted.discount[..., :1]), reached], -1)
 
 
+def reached(trial: Trial) -> np.ndarray:
+    """[N, K, H] as `going`; where the model predicts no ends, which is no error, the real share, [N, 1, H]."""
+    return trial.real.going.mean(1, keepdims=True) if trial.predicted.discount is None else going(trial.predicted)
+
+
 def quantities(spec: Spec, trial: Trial, rows: TimeStep) -> list[Quantity]:
     """Everything that the model predicts, as quantities; real rows [M] give them their scale."""
-    predicted, real = trial.predicted, trial.real
-    weight = np.ones(real.reward[:, :1].shape) if predicted.discount is None else going(predicted)
+    predicted, real, weight = trial.predicted, trial.real, reached(trial)
     found = []
 
     def add(name: str, space: Space | None, model: Any, true: Any, now: Any, over: Any) -> None:
@@ -176,15 +178,3 @@ def parts(quantity: Quantity) -> list[tuple[str, np.ndarray]]:
     if size == 1 or size > WIDE or not isinstance(quantity.space, Box):
         return [(quantity.name, np.arange(size))]
     return [(f"{quantity.name}[{i}]", np.array([i])) for i in range(size)]
-
-
-def joined(trials: Sequence[Trial], found: Sequence[list[Quantity]]) -> tuple[Trial, list[Quantity]]:
-    """The trials of several policies as one, and their quantities likewise."""
-    stack = lambda *xs: np.concatenate(xs)  # noqa: E731
-    whole = jax.tree.map(stack, *[trial._replace(fresh=np.zeros(0)) for trial in trials])  # pyright: ignore
-    sides = ("model", "real", "still")
-    together = [
-        same[0]._replace(**{side: stack(*(getattr(q, side) for q in same)) for side in sides})
-        for same in zip(*found, strict=True)
-    ]
-    return whole._replace(fresh=trials[0].fresh), together

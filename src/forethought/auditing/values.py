@@ -93,8 +93,8 @@ def ranking(promised: dict[str, np.ndarray], real: dict[str, np.ndarray]) -> dic
     """Kendall's tau-b of the policies' mean returns, promised and real, and the regret of the model's choice.
 
     The regret is what the policy that the model ranks first falls short of the best one's real mean, over the range of
-    the real means (0: the model chooses the best); `error` the largest |promised - real| mean over that range. Both
-    with standard errors over episodes, None with fewer than two policies."""
+    the real means (0: the model chooses the best). None, both, with fewer than two policies and where all earn the
+    same. Of the regret and of every policy's promised less real mean the standard error over episodes is told."""
     names = list(promised)
     p, r = (np.array([table[name].mean() for name in names]) for table in (promised, real))
     variance = lambda table: np.array([table[n].var(ddof=1) / len(table[n]) for n in names])  # noqa: E731

@@ -54,7 +54,7 @@ class Audit:
 
     @property
     def kinds(self) -> set[str]:
-        """The kinds of everything that was found wrong (verdict.KINDS)."""
+        """The kinds of everything that was found wrong (findings.KINDS)."""
         return {finding["kind"] for finding in self.verdict["findings"]}
 
     def as_dict(self) -> dict[str, Any]:
@@ -94,9 +94,8 @@ def audit(
         model: an `AbstractWorldModel`, or a `HostModel` of three functions of one's own.
         env: a pure environment, or a function that makes a HostEnv of so many copies; None: `data` is all there is.
         policies: whose episodes the model is measured on and which it is to rank; the first is the one it is used by.
-        The
-            random policy, always doing nothing, and one that is sought in the model are added. With `data` alone they
-            are not asked: the episodes are the recorded ones.
+            The random policy, always doing nothing, and one that is sought in the model are added. With `data` alone
+            they are not asked: the episodes are the recorded ones.
         data: real episodes in the order they were made: what the model learned from, or, without an environment, what
             it is measured on.
         spec: of the recorded episodes, where there is no environment.
@@ -107,9 +106,10 @@ def audit(
         episodes: of each policy. More make intervals narrower.
         starts: real rows per policy from which the model imagines.
         samples: K, rollouts per start where the model draws random numbers, and replays where the environment does;
-        None:
-            64 where fresh noise can be had, whose error is then taken off, else 16.
-        uses: what the verdict is about; of `verdict.USES`.
+            None: 64 where fresh noise can be had, else 16.
+        budget: how hard plans are sought.
+        tolerances: what is still good enough.
+        uses: what the verdict is about; of `findings.USES`.
         seed: of everything random here. It should not be one that the model was trained with.
         progress: told what is being done.
 

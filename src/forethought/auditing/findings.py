@@ -92,8 +92,8 @@ def _curves(sections: dict[str, Any], tolerances: Tolerances) -> list[Finding]:
 
 
 def _many_missed(ends: dict[str, Any]) -> dict[str, Any]:
-    """By how much more than tolerated is missed, but for depths at which hardly anything ends: of a few ends in thousands
-    of rollouts chance alone misses many."""
+    """By how much more than tolerated is missed, but for depths at which hardly anything ends: of a few ends in
+    thousands of rollouts chance alone misses many."""
     rare = [low is None or low < RARE for low in ends["missed"]["low"]]
     keep = lambda curve: [None if r else x for x, r in zip(curve, rare, strict=True)]  # noqa: E731
     return {name: keep(ends["many_missed"][name]) for name in ("mean", "low", "high")}

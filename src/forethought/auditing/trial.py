@@ -67,8 +67,8 @@ def starts(length: np.ndarray, horizon: int, count: int) -> np.ndarray:
     whole, any_ = (each + 1) // 2, each // 2
     places = []
     for e, n in enumerate(length):
-        rows = np.concatenate([np.linspace(0, max(n - 1 - horizon, 0), whole), np.linspace(max(n - 2, 0), 0, any_)])
-        places.append([(e, int(row)) for row in rows.round()])
+        spread = np.linspace(0, max(n - 1 - horizon, 0), whole), np.linspace(max(n - 2, 0), 0, any_)[::-1]
+        places.append([(e, int(row)) for row in np.concatenate(spread).round()])
     return np.array([place for turn in zip(*places, strict=True) for place in turn])[:count]
 
 

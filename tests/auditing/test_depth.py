@@ -1,156 +1,118 @@
 import json
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
+from by_hand import rewards, trial
 
-from forethought.auditing.depth import CONTEXT, as_lists, error_by_depth
-from forethought.protocols import AbstractWorldModel
-from forethought.types import Box, Discrete, MultiDiscrete, Outcome, Spec, Step, TimeStep
+from forethought.auditing.depth import FEW, LEVEL, as_lists, by_depth, error_by_depth, split, termination
+from forethought.auditing.reality import PureReality
+from forethought.auditing.subject import ModelSubject
+from forethought.auditing.trial import Quantity, attempt, quantities
+from forethought.collect import ZeroPolicy
+from forethought.envs.trial import Balance
+from forethought.models.oracle import Oracle
+from forethought.types import Discrete
 
-SPEC = Spec(
-    "ramp",
-    {"x": Box((2,)), "n": Discrete(7), "pair": MultiDiscrete((9, 9))},
-    Box((1,), low=-1.0, high=1.0),
-    unit="decision",
-)
-SLOPE = np.array([1.0, -2.0], np.float32)
-
-
-class Ramp(AbstractWorldModel):
-    """The exact model of `episode` below, but for a bias that every imagined step adds to x, and so on."""
-
-    bias: float = 0.0
-    reward_bias: float = 0.0
-    stuck: bool = False
-    """Predicts that n and the pair stay."""
-    breaks_at: float = 1e9
-    """x beyond which it predicts infinity."""
-
-    def initial(self):
-        return jnp.zeros(2), jnp.zeros((), jnp.int32), jnp.zeros(2, jnp.int32)
-
-    def observe(self, latent, action, obs, first, *, key):
-        return obs["x"], obs["n"], obs["pair"]
-
-    def imagine(self, latent, action, *, key):
-        x, n, pair = latent
-        x = x + SLOPE * action + self.bias
-        n, pair = (n, pair) if self.stuck else ((n + 1) % 7, (pair + jnp.array([1, 0])) % 9)
-        one = jnp.ones(())
-        shown = jnp.where(jnp.abs(x) > self.breaks_at, jnp.inf, x)
-        return (x, n, pair), Outcome({"x": shown, "n": n, "pair": pair}, x[0] + self.reward_bias, one, one, 0 * one)
+ALL = np.array([0])
+NUM = 20_000
 
 
-def episode(decisions: int, *, start: float = 0.0, action: float = 0.5, terminates: bool = False) -> Step:
-    """x' = x + SLOPE a, n' = n + 1 mod 7, pair' = pair + [1, 0] mod 9, reward x'[0]."""
-    t = np.arange(decisions + 1)
-    x = (np.float32(start) + SLOPE * action * t[:, None]).astype(np.float32)
-    pair = np.stack([t % 9, np.full_like(t, 4)], -1).astype(np.int32)
-    zero, last = np.zeros(decisions + 1, np.float32), t == decisions
-    step = TimeStep(
-        {"x": x, "n": (t % 7).astype(np.int32), "pair": pair},
-        np.where(t == 0, 0, x[:, 0]).astype(np.float32),
-        np.where(last & terminates, 0, 1).astype(np.float32), t == 0, last, zero + 1, zero,
-    )  # fmt: skip
-    actions = np.where(last, 0, action).astype(np.float32)[:, None]
-    count = np.zeros(decisions + 1, np.int32)
-    return Step(step, actions, None, count, count)
+def test_excess_noise_and_spread_by_hand():
+    found = split(rewards(trial([[[1.0], [2.0], [6.0]]], [[[2.0], [5.0]]], now=[4.0]), deviation=2.0), ALL)
+    # Model: mean 3, variance ((-2)^2 + (-1)^2 + 3^2) / 2 = 7. Real: mean 3.5, variance (1.5^2 + 1.5^2) / 1 = 4.5.
+    # All over the scale's square, 4.
+    hand = {
+        "excess": ((3 - 3.5) ** 2 - 7 / 3 - 4.5 / 2) / 4,
+        "noise": 4.5 / 4,
+        "spread": 7 / 4,
+        "copy last": ((4 - 2) ** 2 + (4 - 5) ** 2) / 2 / 4,
+        "mean": (2**2 + 5**2) / 2 / 4,
+    }
+    assert {name: x.tolist() for name, x in found.items()} == {name: [[pytest.approx(x)]] for name, x in hand.items()}
 
 
-def measure(model, episodes, horizon, **given):
-    return error_by_depth(model, SPEC, episodes, horizon, key=jax.random.key(0), **given)
+def test_elements_are_summed_before_they_are_divided():
+    one_hot = lambda i: np.eye(3)[np.array(i)][None, :, None]  # noqa: E731
+    scale = np.sqrt([0.25, 0.1875, 0.25])  # p (1 - p) of shares 1/2, 1/4, 1/2
+    model, real = one_hot([0, 0]), one_hot([2])
+    found = split(Quantity("n", Discrete(3), model, real, real, scale), np.arange(3))
+    assert found["excess"] == pytest.approx(2 / (0.25 + 0.1875 + 0.25))  # two elements are off by 1
 
 
-def test_an_exact_model_has_no_error_at_any_depth():
-    found = measure(Ramp(), [episode(40), episode(25, start=3, action=-0.25)], 12)
-    assert found["depth"] == list(range(1, 13)) and found["episodes"] == 2 and found["context"] == CONTEXT == 5
-    for table in (*found["keys"].values(), found["reward"], found["discount"]):
-        assert table["model"] == table["model_sem"] == [0.0] * 12
+@pytest.mark.parametrize("times, futures", [(3, 2), (1, 4), (5, 1)])
+def test_the_excess_is_the_squared_bias_whatever_the_noise(times, futures):
+    rng = np.random.default_rng(times)
+    model = 0.7 + 1.5 * rng.normal(size=(NUM, times, 1))
+    real = 0.3 * rng.normal(size=(NUM, futures, 1))
+    excess = split(rewards(trial(model, real), deviation=0.5), ALL)["excess"]
+    # What a single sample cannot show of its own variance stays in: 1.5^2 where K is 1, 0.3^2 where R is 1.
+    left = 1.5**2 * (times == 1) + 0.3**2 * (futures == 1)
+    # Within four standard errors of 20,000 starts.
+    assert abs(excess.mean() - (0.7**2 + left) / 0.25) < 4 * excess.std() / NUM**0.5
 
 
-def test_a_constant_bias_per_step_grows_as_it_has_to():
-    found = measure(Ramp(bias=0.25, reward_bias=0.5), [episode(40), episode(30)], 8)
-    # After k steps x is off by 0.25 k in both elements; the reward, x[0], by 0.25 k + 0.5.
-    np.testing.assert_allclose(found["keys"]["x"]["model"], [(0.25 * k) ** 2 for k in range(1, 9)], rtol=1e-5)
-    np.testing.assert_allclose(found["reward"]["model"], [(0.25 * k + 0.5) ** 2 for k in range(1, 9)], rtol=1e-5)
+def test_error_is_what_is_left_of_the_real_value():
+    rng = np.random.default_rng(7)
+    hand = trial(np.full((NUM, 1, 1), 0.4), 0.3 * rng.normal(size=(NUM, 8, 1)), episode=np.arange(NUM) % 50)
+    curves = error_by_depth(hand, [rewards(hand)])["parts"]["reward"]
+    # 0.4^2 + 0.3^2; 160,000 futures make four standard errors smaller than 0.004.
+    assert curves["error"]["mean"] == [pytest.approx(0.4**2 + 0.3**2, abs=0.004)]
+    assert curves["noise"]["mean"] == [pytest.approx(0.3**2, abs=0.004)] and curves["of"] == "reward"
 
 
-def test_baselines_by_hand():
-    # 8 decisions, 9 rows, horizon 4: one window at most from row 0 (context rows 0..4, imagined 5..8).
-    found = measure(Ramp(), [episode(8)], 4, windows=1)
-    assert found["windows"] == 1
-    # Copying row 4 is off by k a SLOPE: ((0.5 k)^2 + (1.0 k)^2) / 2 = 0.625 k^2.
-    np.testing.assert_allclose(found["keys"]["x"]["copy last"], [0.625 * k**2 for k in (1, 2, 3, 4)], rtol=1e-6)
-    # Rows 1..8 have x[0] = 0.5 t, mean 2.25 (without row 0), and x[1] = -t, mean -4.5. Row 5: (0.25^2 + 0.5^2) / 2.
-    np.testing.assert_allclose(
-        found["keys"]["x"]["mean"], [((0.5 * t - 2.25) ** 2 + (t - 4.5) ** 2) / 2 for t in (5, 6, 7, 8)], rtol=1e-6
-    )
-    # Rewards are x[0] of rows 1..8; the void reward of row 0 is no reward and not in the mean.
-    np.testing.assert_allclose(found["reward"]["mean"], [(0.5 * t - 2.25) ** 2 for t in (5, 6, 7, 8)], rtol=1e-6)
-    np.testing.assert_allclose(found["reward"]["copy last"], [(0.5 * k) ** 2 for k in (1, 2, 3, 4)], rtol=1e-6)
-    # n is never what it was 1..4 steps ago; rows 1..8 hold 1 twice (t = 1, 8), so 1 is predicted: right at t = 8 only.
-    assert found["keys"]["n"]["copy last"] == [1.0] * 4
-    assert found["keys"]["n"]["mean"] == [1.0, 1.0, 1.0, 0.0]
-    # The pair's second element stays: half of it is right. First elements 1..8 once each, so 1 is predicted: wrong.
-    assert found["keys"]["pair"]["copy last"] == [0.5] * 4 == found["keys"]["pair"]["mean"]
-    # One episode has no standard error.
-    assert found["keys"]["x"]["model_sem"] == [None] * 4
+def test_bounds_are_students_over_episodes_not_over_starts():
+    rng = np.random.default_rng(1)
+    per_episode = [3, 1, 4, 1, 5, 2, 6]
+    starts = np.repeat(np.arange(7), per_episode)
+    x = rng.normal(size=(len(starts), 2)) + starts[:, None]
+    valid = np.ones(x.shape, bool)
+    valid[:4, 1] = False  # of the first two episodes nothing is known at the second step
+    table = by_depth(x, trial(x[:, None], x[:, None], episode=starts, valid=valid))
+    for h, episodes in ((0, range(7)), (1, range(2, 7))):
+        means = [x[starts == e, h].mean() for e in episodes]
+        sem = scipy.stats.sem(means)
+        low, high = scipy.stats.t.interval(1 - 2 * LEVEL, len(means) - 1, np.mean(means), sem)
+        assert table["mean"][h] == pytest.approx(np.mean(means)) and table["sem"][h] == pytest.approx(sem)
+        few = len(means) < FEW
+        assert (table["low"][h], table["high"][h]) == (
+            (None, None) if few else (pytest.approx(low), pytest.approx(high))
+        )
 
 
-def test_discrete_keys_count_wrong_elements():
-    found = measure(Ramp(stuck=True), [episode(20)], 8)
-    # n is right again after 7 steps; of the pair one of two elements moves, and is back after 9.
-    assert found["keys"]["n"]["model"] == [1.0] * 6 + [0.0, 1.0]
-    assert found["keys"]["pair"]["model"] == [0.5] * 8
+def test_what_was_not_reached_or_not_finite_is_no_number():
+    x = np.array([[1.0, np.nan, 3.0], [2.0, 5.0, np.inf]])
+    valid = [[True, True, False], [True, True, False]]
+    table = by_depth(x, trial(x[:, None], x[:, None], valid=valid))
+    # The mean of NaN and 5 is not 5: leaving the first out would make the model look better than it is.
+    assert table["mean"] == [1.5, None, None] and table["high"] == [None] * 3
+    json.dumps(table, allow_nan=False)
 
 
-def test_depths_beyond_an_episode_do_not_count():
-    # 7 decisions, 8 rows: 3 imagined rows. The long one is exact too, the short one is off by 0.5 in its reward.
-    found = measure(Ramp(bias=0.25), [episode(7)], 6)
-    np.testing.assert_allclose(found["keys"]["x"]["model"][:3], [(0.25 * k) ** 2 for k in (1, 2, 3)], rtol=1e-5)
-    assert found["keys"]["x"]["model"][3:] == found["reward"]["mean"][3:] == [None] * 3
-    # Beside a long one, deep rows are the long one's alone.
-    both = measure(Ramp(bias=0.25), [episode(7), episode(30)], 6)
-    assert both["keys"]["x"]["model_sem"][3:] == [None] * 3 and None not in both["keys"]["x"]["model"]
-    assert both["keys"]["x"]["model_sem"][:3] == pytest.approx([0, 0, 0], abs=1e-6)
+def test_errors_are_over_the_variance_at_their_depth_where_it_is_larger():
+    # Real rewards 1 and 3 at the first step, mean square 5; 0.5 at the second, less than the variance of all rows, 1.
+    real = [[[1.0, 0.5]], [[3.0, 0.5]]]
+    model = [[[1.5, 1.0]], [[3.5, 1.0]]]
+    hand = trial(model, real)
+    curves = error_by_depth(hand, [rewards(hand)])["parts"]["reward"]
+    assert curves["excess"]["mean"] == pytest.approx([0.25 / 5, 0.25])
+    assert curves["mean"]["mean"] == pytest.approx([1, 0.25])
 
 
-def test_the_standard_error_is_over_episodes():
-    # Discount 1 is predicted; the first episode terminates at its row 6, the second (and longer) at its row 8.
-    found = measure(Ramp(), [episode(6, terminates=True), episode(8, terminates=True)], 4, windows=1)
-    # Depth k is row 4 + k: depth 2 is wrong in the first only: mean 1/2, sd of {1, 0} = sqrt(1/2), over sqrt(2): 1/2.
-    assert found["discount"]["model"] == [0.0, 0.5, 0.0, 1.0]
-    assert found["discount"]["model_sem"] == [0.0, 0.5, None, None]
-
-
-def test_every_episode_weighs_the_same_however_many_windows_it_has():
-    episodes = [episode(200), episode(9, action=1.0)]
-    found = measure(Ramp(), episodes, 4)
-    assert found["windows"] > 6
-    # Copying is off by 0.625 k^2 with action 0.5 and by 2.5 k^2 with action 1: their mean is 1.5625 k^2.
-    np.testing.assert_allclose(found["keys"]["x"]["copy last"], [1.5625 * k**2 for k in (1, 2, 3, 4)], rtol=1e-4)
-
-
-def test_windows_are_spread_over_the_episode_and_reach_its_end():
-    # x[1] is -t, so this model is wrong only in the last rows of 100 decisions: seen if windows reach there.
-    found = measure(Ramp(breaks_at=96.5), [episode(100)], 4)
-    assert None in found["keys"]["x"]["model"]
-    assert None not in measure(Ramp(breaks_at=200), [episode(100)], 4)["keys"]["x"]["model"]
-
-
-def test_a_prediction_that_is_not_finite_makes_no_error_look_smaller():
-    # The second episode's x leaves 30 at once; dropping it would leave the first one's zeros.
-    found = measure(Ramp(breaks_at=30), [episode(12), episode(12, start=40)], 4, windows=1)
-    assert found["keys"]["x"]["model"] == found["keys"]["x"]["model_sem"] == [None] * 4
-    json.dumps(found, allow_nan=False)
-
-
-def test_short_episodes_are_left_out_and_alone_refused():
-    assert measure(Ramp(), [episode(4), episode(20)], 3)["episodes"] == 1  # 5 rows: nothing to imagine
-    with pytest.raises(ValueError, match="no episode is longer than the context of 5 rows"):
-        measure(Ramp(), [episode(4), episode(2)], 3)
+def test_an_exact_model_without_noise_has_no_error_at_any_depth_and_no_wrong_end():
+    env = Balance(noise=0.0)
+    subject, reality = ModelSubject(Oracle(env)), PureReality(env)
+    played = reality.play(ZeroPolicy(env.spec.action), 6, seed=3)
+    assert (played.length < 101).all()  # the pole falls
+    found = attempt(subject, subject.filter(played.rows, seed=0), reality, played, 8, count=24, samples=2, seed=1)
+    rows = jax.tree.map(lambda x: x[0, 1 : played.length[0]], played.rows.time_step)
+    for curves in error_by_depth(found, quantities(env.spec, found, rows))["parts"].values():
+        assert curves["excess"]["mean"] == curves["noise"]["mean"] == curves["error"]["mean"] == [0.0] * 8
+        assert min(curves["copy last"]["mean"]) > 0
+    ends = termination(found)
+    assert ends is not None and ends["missed"]["mean"] == ends["excess"]["mean"] == [0.0] * 8
+    assert ends["confusion"]["both"] > 0 == ends["confusion"]["missed"] == ends["confusion"]["false"]
 
 
 def test_lists_hold_no_number_that_json_has_not():

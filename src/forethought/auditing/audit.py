@@ -230,17 +230,16 @@ class _Run:
 
     def policies(self) -> None:
         """What policies are promised, beside what they earn, and how far from the data their dreams lead."""
-        predicted = self.trials[self.first].predicted
-        why = None
+        asked, predicted, why = self.asked, self.trials[self.first].predicted, None
         if self.logged:
             why = "there is no environment, so no policy can be tried"
-        elif predicted.obs is None or predicted.reward is None:
-            why = "the model does not predict observations and rewards, so no policy can act in it"
+        elif predicted.reward is None or asked.spec.obs.keys() - (predicted.obs or {}).keys():
+            why = "the model does not predict all observations and the reward, so no policy can act in it"
         if why is not None:
             self.missing |= {"ranking": why, "support": why}
             return
         self.progress("policies")
-        ranking, dreams = values.measure(self.asked, self.everyone, self.played, self.episodes)
+        ranking, dreams = values.measure(asked, self.everyone, self.played, self.episodes)
         self.sections["ranking"] = ranking
         if self.near is None:
             self.missing["support"] = "distances between observations of bytes mean nothing"

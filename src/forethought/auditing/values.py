@@ -51,14 +51,14 @@ def dream(
 ) -> Dream:
     """Lets a policy act in a model from episodes' first rows [N], on the observations that the model predicts.
 
-    Raises ValueError for a model that predicts no observations or no reward."""
+    Raises ValueError for a model that does not predict every observation key and the reward."""
     num = len(start.reward)
     carry = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x)[None], num, 0), policy.initial())
     time_step, going, rows = jax.tree.map(jnp.asarray, start), np.ones(num), []
     for h in range(horizon):
         carry, decision = _act(policy, carry, time_step, jax.random.fold_in(jax.random.key(seed), h))
         latent, found = subject.imagine(latent, np.asarray(decision.action), seed=seed + 7919 * (h + 1))
-        if found.obs is None or found.reward is None:
+        if found.obs is None or start.obs.keys() - found.obs.keys() or found.reward is None:
             raise ValueError("a policy that acts on observations needs a model that predicts them, and rewards")
         rows.append((found.obs, found.reward, going))
         if found.discount is not None:

@@ -102,7 +102,8 @@ def read(directory: str | os.PathLike[str]) -> tuple[Settings, Spec]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         names = [field.name for field in dataclasses.fields(Settings)]
-        return Settings(**{name: config[name] for name in names}), spec_from(config["spec"])
+        # A setting that the run's version did not know has its default.
+        return Settings(**{name: config[name] for name in names if name in config}), spec_from(config["spec"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: is not a run's config ({type(error).__name__}: {error})") from error
 

@@ -78,6 +78,17 @@ def test_one_tie_by_hand():
     assert intervals([[[-2.0], [-1.0], [3.0], [3.0], [2.0]]], [[[3.5]]])["covered"]["reward"] == [[0.0], [0.0]]
 
 
+def test_samples_that_have_ended_lie_at_the_mean():
+    # Two of five end at the first step and lie at the mean, 0.25, at the second: they and the 3 are below 3.5, and
+    # three is between 1 and 4 and between 2 and 3. Nothing is below -1.
+    discount = [[[g, 1.0] for g in (0.0, 0.0, 1.0, 1.0, 1.0)]]
+    samples = [[[9.0, x] for x in (7.0, 7.0, 3.0, 4.0, 5.0)]]
+    found = intervals(samples, [[[9.0, 3.5]]], discount=discount)
+    assert [held[1] for held in found["covered"]["reward"]] == [1.0, 1.0]
+    found = intervals(samples, [[[9.0, -1.0]]], discount=discount)
+    assert [held[1] for held in found["covered"]["reward"]] == [0.0, 0.0]
+
+
 @pytest.mark.parametrize("drawn", [True, False], ids=["ends are drawn", "ends are probabilities"])
 def test_an_exact_model_is_covered_where_episodes_end(drawn):
     rng = np.random.default_rng(5)

@@ -59,12 +59,12 @@ def test_exchanged_actions_of_grid_are_named():
 TWO = Spec("two", {"x": Box((2,)), "y": Box((2,))}, SPEC.action)
 
 
-def two(see=("x", "y"), say=("x", "y")):
+def two(see=("x", "y"), say=("x", "y"), moves=(0.5, -2.0)):
     """Of two keys that move apart, under the names by which it sees and says them; both keys of `say` None: neither."""
 
     def step(latent, action, rng):
         x, y = latent
-        x, y = x + 0.5 * action, y - 2.0 * action
+        x, y = x + moves[0] * action, y + moves[1] * action
         return (x, y), {"obs": {name: value for name, value in zip(say, (x, y), strict=True) if name}}
 
     observe = lambda latent, action, obs, first: tuple(obs[name].astype(float) for name in see)  # noqa: E731
@@ -95,6 +95,14 @@ def test_keys_exchanged_on_either_side_are_named(see, say):
     found = questioned(two(see, say))  # over a horizon shorter than AHEAD
     assert (found[0]["kind"], found[0]["where"]) == ("keys", "x and y") and found[0]["p"] < SURE
     assert found[0]["explained"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("move, sure", [(-0.05, False), (-0.1, True)])
+def test_more_than_half_of_the_error_has_to_go(move, sure):
+    found = next(h for h in questioned(two(say=("x", None), moves=(move, 0.0))) if h["kind"] == "sign")
+    # The error goes with the square of 0.5 - move, and of 0.5 + move under the hypothesis, in every episode.
+    assert found["explained"] == pytest.approx(1 - ((0.5 + move) / (0.5 - move)) ** 2, rel=1e-4)
+    assert (found["p"] < SURE) == sure
 
 
 def test_a_model_of_one_of_two_alike_keys_can_be_asked():
@@ -142,6 +150,8 @@ def test_a_region_needs_steps_on_either_side_and_counts_its_trials():
     assert same is not None and same["p"] == 1
     unseen = halves(np.linspace(0.1, 0.5, 40), valid=[[i < 15, False] for i in range(40)])
     assert unseen is None
+    some = np.random.default_rng(1).gamma(0.5, size=40)
+    assert halves(some, valid=[[i < 30, False] for i in range(40)]) == halves(some[:30]) != halves(some)
     noise = [halves(np.random.default_rng(n).gamma(0.5, size=60)) for n in range(20)]
     assert min(found["p"] for found in noise if found is not None) > SURE
 

@@ -65,8 +65,8 @@ def test_predictions_that_are_not_finite_are_large_errors():
 
 
 def test_the_change_point_by_hand():
-    # Of six values the cuts may fall after 2, 3 or 4: differences 3.5 - 1.5, 4 - 5 / 3, 3 - 2.75, times
-    # sqrt(2 * 4 / 6), sqrt(3 * 3 / 6), sqrt(4 * 2 / 6).
-    x = np.array([1.0, 2.0, 2.0, 6.0, 4.0, 2.0])
-    cut, statistic = _change(x)
-    assert (cut, statistic) == (3, pytest.approx((4 - 5 / 3) * 1.5**0.5))
+    # Of six values the cuts may fall after 2, 3 or 4: differences 3.5 + 3.5, 4 + 5 / 3, 3 - 0.25, times
+    # sqrt(2 * 4 / 6), sqrt(3 * 3 / 6), sqrt(4 * 2 / 6). After 1 it would be 3.2 + 9, times sqrt(1 * 5 / 6).
+    cut, statistic = _change(np.array([-9.0, 2.0, 2.0, 6.0, 4.0, 2.0]))
+    assert (cut, statistic) == (2, pytest.approx(7 * (8 / 6) ** 0.5))
+    assert _change(np.array([1.0, 2.0, 2.0, 6.0, 4.0, 2.0])) == (3, pytest.approx((4 - 5 / 3) * 1.5**0.5))

@@ -66,6 +66,17 @@ def test_replays_of_a_deterministic_environment_are_what_was_recorded():
         assert (future.taken[i] == (there[i] | bool(ends[i]))).all()
 
 
+def test_a_replay_goes_no_further_than_the_time_limit():
+    # Three steps to the right are cut one before the last state, where a reward and a termination wait.
+    env = corridor(length=5, time_limit=3)
+    reality = PureReality(env)
+    played = reality.play(RandomPolicy(env.spec.action), 1, seed=0)
+    future = reality.replay(played, np.array([[0, 0]]), np.ones((1, 5), np.int32), times=1, seed=0)
+    assert future.obs["state"][0, 0, :3].tolist() == [1, 2, 3]
+    assert future.reward.tolist() == [[[0] * 5]] and future.survived.tolist() == future.going.tolist() == [[[1] * 5]]
+    assert future.taken.tolist() == [[[True] * 3 + [False] * 2]]
+
+
 def test_replays_draw_fresh_noise_that_the_seed_decides():
     env = Hover()
     reality = PureReality(env)
@@ -84,7 +95,7 @@ def test_replays_draw_fresh_noise_that_the_seed_decides():
 
 @pytest.fixture(scope="module")
 def cartpole():
-    limit = 18
+    limit = 16
     reality = HostReality(lambda num: make("CartPole-v1", num=num, time_limit=limit), marks=3)
     played = reality.play(RandomPolicy(reality.spec.action), 5, seed=0)
     yield reality, played, limit
@@ -96,9 +107,9 @@ def test_host_episodes_are_whole_and_have_snapshots(cartpole):
     last = played.rows.time_step.last
     assert reality.spec.time_limit == limit and last.shape == (5, limit + 1)
     assert played.length.tolist() == (last.argmax(1) + 1).tolist()
-    # Marks at 0, 0.375 and 0.75 of the limit (6.75 and 13.5, cut); only rows from which a step was taken.
-    assert sorted(played.back) == [0, 6, 13]
-    expected = {(e, t) for e, n in enumerate(played.length) for t in (0, 6, 13) if t < n - 1}
+    # Marks at 0, 0.375 and 0.75 of the limit; only rows from which a step was taken, and one episode ends at a mark.
+    assert sorted(played.back) == [0, 6, 12] and 12 + 1 in played.length
+    expected = {(e, t) for e, n in enumerate(played.length) for t in (0, 6, 12) if t < n - 1}
     assert set(map(tuple, reality.places(played).tolist())) == expected
 
 

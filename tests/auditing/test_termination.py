@@ -52,6 +52,8 @@ def test_the_bound_at_time_limits_is_over_episodes():
     found = ends(np.ones((21, 1, 1)), model, limit=np.ones((21, 1)), episode=np.repeat(np.arange(7), 3))
     low, _ = scipy.stats.t.interval(0.98, 6, stops.mean(), scipy.stats.sem(stops))  # one-sided at 1 in 100
     assert found["at_limit"] == pytest.approx(stops.mean()) and found["at_limit_low"] == pytest.approx(low)
+    limits = [ends(np.ones((n, 1, 1)), model[:n], limit=np.ones((n, 1)))["at_limit_low"] for n in (2, 3)]
+    assert limits[0] is None and limits[1] is not None
 
 
 def test_samples_that_ended_before_a_time_limit_do_not_end_again_there():

@@ -26,6 +26,8 @@ LEVEL = 0.05
 """One-sided, of every bound by depth."""
 FEW = 6
 """Of a depth that fewer episodes reached, nothing is claimed."""
+CUT = 3
+"""Of time limits that fewer episodes reached, nothing is claimed."""
 
 
 def moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -117,8 +119,8 @@ def _hazard(going: np.ndarray, survived: np.ndarray) -> np.ndarray:
 
 
 def _low(x: np.ndarray) -> float | None:
-    """A one-sided lower bound at 1 in 100 on a mean of independent values; None for fewer than FEW."""
-    if len(x) < FEW:
+    """A one-sided lower bound at 1 in 100 on a mean of independent values; None for fewer than CUT."""
+    if len(x) < CUT:
         return None
     return float(x.mean() - scipy.stats.t.ppf(0.99, len(x) - 1) * x.std(ddof=1) / len(x) ** 0.5)
 

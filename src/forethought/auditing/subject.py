@@ -172,5 +172,5 @@ class HostModel:
             value = found.get(name)
             if value is not None and np.shape(value) != (len(action),):
                 raise ValueError(f"HostModel: next: {name} has shape {np.shape(value)}; it must be ({len(action)},)")
-        arrays = jax.tree.map(np.array, {name: found.get(name) for name in Prediction._fields})
+        arrays = jax.tree.map(np.asarray, {name: found.get(name) for name in Prediction._fields})
         return latent, Prediction(**arrays)

@@ -14,6 +14,7 @@ import forethought
 from forethought import collect, loop, nets
 from forethought.agent import Agent
 from forethought.algos import aligned, dreamer
+from forethought.auditing import values
 from forethought.envs import control, distractor, tabular, trial
 from forethought.envs.distract import distract
 from forethought.envs.pure import Repeated
@@ -53,7 +54,8 @@ def examples():
         distracted, distracted.reset(key=KEY)[0], pure.agent.params.sight, Oracle(pendulum),
         trial.Hover(), trial.Balance(), trial.Grid(), trial.Grid().reset(key=KEY)[0],
         ensemble(trial.Hover()), ensemble(trial.Hover()).members[0], planted(trial.Hover(), "region_bias", 0.5),
-        planted(trial.Hover(), "region_bias", 0.5).initial(),
+        planted(trial.Hover(), "region_bias", 0.5).initial(), trial.Controller("jax/hover"),
+        values.LinearPolicy(jnp.zeros((2, 5)), jnp.zeros(4), jnp.ones(4), trial.Hover().spec),
     ]  # fmt: skip
 
 

@@ -80,8 +80,7 @@ def _curves(sections: dict[str, Any], tolerances: Tolerances) -> list[Finding]:
         ends = table["termination"]
         if ends is None:
             continue
-        limit = _time_limit(policy, ends, tolerances)
-        limits += limit
+        limits += _time_limit(policy, ends, tolerances)
         at = held(ends["excess"], tolerances.termination)
         missed = "broken" in at and (ends["missed"]["mean"][at.index("broken")] or 0) > 0
         if missed or not limits:

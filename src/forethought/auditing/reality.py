@@ -7,7 +7,6 @@ LoggedReality   recorded episodes alone: nothing can be tried
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import equinox as eqx
@@ -58,7 +57,7 @@ class Reality(Protocol):
     def play(self, policy: AbstractPolicy, episodes: int, *, seed: int) -> Played: ...
 
     def places(self, played: Played) -> np.ndarray | None:
-        """Rows [M, 2] (episode, row) that can be gone back to; None: all."""
+        """Rows [M, 2] (episode, row) that can be gone back to, none where nothing can be; None: all."""
         ...
 
     def replay(self, played: Played, places: np.ndarray, action: np.ndarray, *, times: int, seed: int) -> Future | None:
@@ -94,7 +93,7 @@ class PureReality:
         return Future(*jax.tree.map(lambda x: x.reshape(len(places), times, *x.shape[1:]), found))
 
 
-@functools.partial(eqx.filter_jit)
+@eqx.filter_jit
 def _play(env: AbstractEnv, policy: AbstractPolicy, keys: Any, ticks: int) -> Any:
     def one(key: Any) -> Any:
         reset_key, key = jax.random.split(key)

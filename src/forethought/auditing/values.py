@@ -177,9 +177,8 @@ def sought(
         score = np.where(np.isfinite(score), score, -np.inf)
         elite = weights[np.argsort(-score)[: population // 4]]
         mean, spread = elite.mean(0), elite.std(0) + 0.02
-    arrays = (jnp.asarray(x, jnp.float32) for x in (mean, *scale))
-    weight, *linear = arrays
-    return LinearPolicy(weight, linear[0], linear[1], spec)
+    weight, centre, width = (jnp.asarray(x, jnp.float32) for x in (mean, *scale))
+    return LinearPolicy(weight, centre, width, spec)
 
 
 def measure(

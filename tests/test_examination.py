@@ -60,8 +60,8 @@ def test_a_run_is_audited_with_all_that_it_kept(cartpole, capsys, tmp_path):
     assert len(written["sections"]["mismatch"]["checkpoints"]["names"]) == 4
     assert written["sections"]["provenance"]["real/steps"]["value"] > 1150
     reward = written["sections"]["error_by_depth"]["policies"]["random"]["parts"]["reward"]["excess"]["mean"]
-    # The stub promises 0.5 where 1 comes, and the reward of CartPole never varies: its scale is then 0.001.
-    assert reward[0] == pytest.approx((0.5 / 0.001) ** 2, rel=1e-3)
+    # The stub promises 0.5 where 1 comes, and the reward of CartPole never varies: its scale is then a hundredth of it.
+    assert reward[0] == pytest.approx((0.5 / 0.01) ** 2, rel=1e-3)
     assert "reward" in {f["kind"] for f in written["verdict"]["findings"]}
     page = (cartpole / "report.html").read_text()
     assert "Exploitation" in page and "Not measured: audit.json" not in page

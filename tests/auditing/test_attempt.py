@@ -90,10 +90,10 @@ def test_a_model_that_says_nothing_of_ends_is_not_charged_with_them():
 
 
 def test_an_element_that_hardly_varies_is_not_divided_by_its_rounding():
-    # std 0: a thousandth of the mean, or of 1 where the mean is smaller.
+    # std 0: of a reward a hundredth of the mean, but at least a thousandth.
     hand = trial([[[1.0]]], [[[1.0]]])
-    assert rewards(hand, mean=-40.0, deviation=0.0).scale.tolist() == [0.04]
-    assert rewards(hand, mean=0.5, deviation=0.0).scale.tolist() == [0.001]
+    assert rewards(hand, mean=-40.0, deviation=0.0).scale.tolist() == [0.4]
+    assert rewards(hand, mean=0.05, deviation=0.0).scale.tolist() == [0.001]
 
 
 def test_discrete_values_are_one_hot_and_equally_far_from_each_other():

@@ -1,7 +1,9 @@
 import json
 
+import equinox as eqx
 import gymnasium
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -16,6 +18,8 @@ from forethought.envs.trial import Controller, Hover
 from forethought.models.members import ensemble
 from forethought.models.oracle import Oracle
 from forethought.models.planted import planted
+from forethought.protocols import AbstractPolicy
+from forethought.types import Decision
 
 SMALL = {
     "episodes": 6,
@@ -190,3 +194,30 @@ def test_bad_input_is_refused_in_one_line():
             lambda n: np.zeros(n), lambda *a: a[0], lambda latent, action, rng: (latent, {"rewards": latent})
         )
         audit(wrong, env, policies={"random": RandomPolicy(env.spec.action)}, **SMALL)
+
+
+class Cliff(Hover):
+    """Hover that ends at once where it is pushed hard to the right."""
+
+    def step(self, state, action, *, key):
+        state, step = super().step(state, action, key=key)
+        hard = action[0] > 0.99
+        ended = jnp.where(hard, 0.0, step.discount), step.last | hard
+        return state, eqx.tree_at(lambda s: (s.discount, s.last), step, ended)
+
+
+class Right(AbstractPolicy):
+    def initial(self):
+        return None
+
+    def __call__(self, carry, time_step, *, key):
+        return None, Decision(jnp.ones(2), jnp.zeros(()))
+
+
+def test_a_policy_whose_episodes_have_one_step_is_ranked_but_not_imagined_from():
+    env = Cliff()
+    found = audit(Oracle(env), env, policies={"controller": Controller("jax/hover"), "right": Right()}, **SMALL)
+    assert list(found.sections["error_by_depth"]["policies"]) == ["controller", "random"]
+    assert "right" in found.sections["ranking"]["policies"]
+    with pytest.raises(ValueError, match="jax/hover: no episode of 'right' has more than one step"):
+        audit(Oracle(env), env, policies={"right": Right()}, **SMALL)

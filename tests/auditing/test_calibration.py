@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import scipy.stats
-from by_hand import rewards, trial
+from by_hand import SPEC, rewards, trial
 
 from forethought.auditing.calibration import coverage, disagreement, dispersion
 from forethought.auditing.subject import Prediction
@@ -126,7 +126,7 @@ def test_disagreement_against_scipy():
     real = middle + spread * wrong
     valid = np.ones((40, 2), bool)
     valid[25:, 1] = False
-    found = disagreement(trial(np.zeros((40, 1, 2)), real[:, None], valid=valid), told)
+    found = disagreement(SPEC, trial(np.zeros((40, 1, 2)), real[:, None], valid=valid), told)
     assert (found["members"], found["copies"]) == (3, 1)
     for h, n in ((0, 40), (1, 25)):
         # The members' mean is the middle; (wrong spread)^2 is its squared error, 3 spread^2 their variance.
@@ -141,11 +141,11 @@ def test_members_that_agree_say_nothing_and_copies_are_counted():
     rng = np.random.default_rng(8)
     x = rng.normal(size=(9, 1))
     real = trial(np.zeros((9, 1, 1)), x[:, None] + 1)
-    copies = disagreement(real, members(x, x, x))
+    copies = disagreement(SPEC, real, members(x, x, x))
     assert copies["copies"] == 2 and copies["rank_correlation"] == copies["auroc"] == [None]
-    assert disagreement(real, members(x, x + 0.01, x, x + 1e-12))["copies"] == 2
+    assert disagreement(SPEC, real, members(x, x + 0.01, x, x + 1e-12))["copies"] == 2
 
 
 def test_copies_that_break_alike_are_copies():
     x = np.where(np.arange(9) < 3, np.nan, 1.5)[:, None]
-    assert disagreement(trial(np.zeros((9, 1, 1)), np.ones((9, 1, 1))), members(x, x, x + 1))["copies"] == 1
+    assert disagreement(SPEC, trial(np.zeros((9, 1, 1)), np.ones((9, 1, 1))), members(x, x, x + 1))["copies"] == 1

@@ -29,8 +29,6 @@ class Asked:
         """Episodes of a policy, and the model's latents at their rows."""
         assert policy is not None or isinstance(self.reality, LoggedReality)
         played = self.reality.play(policy, episodes, seed=self.seed)  # pyright: ignore[reportArgumentType]
-        if played.length.max() < 3:
-            raise ValueError(f"{self.spec.name}: no episode has more than one step; there is nothing to imagine")
         return played, self.subject.filter(played.rows, seed=self.seed + 1)
 
     def attempt(self, played: Played, latents: PyTree, who: Subject | None = None) -> Trial:

@@ -163,8 +163,13 @@ class _Run:
         asked = self.asked
         self.progress("playing")
         watched = [name for name in self.everyone if name != "zero action"][:WATCHED]
-        self.played = {name: asked.play(self.everyone[name], self.episodes) for name in watched}
-        self.rows, self.first = rows([played for played, _ in self.played.values()]), watched[0]
+        played = {name: asked.play(self.everyone[name], self.episodes) for name in watched}
+        # An episode of one step leaves nothing to imagine from what was seen in it.
+        self.played = {name: both for name, both in played.items() if both[0].length.max() > 2}
+        self.first = watched[0]
+        if self.first not in self.played:
+            raise ValueError(f"{asked.spec.name}: no episode of '{self.first}' has more than one step")
+        self.rows = rows([played for played, _ in self.played.values()])
         self.curves()
         self.plans()
         self.policies()

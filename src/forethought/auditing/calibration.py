@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -12,10 +13,10 @@ from forethought.auditing.asked import Asked
 from forethought.auditing.depth import by_depth, split
 from forethought.auditing.reality import Played
 from forethought.auditing.subject import ModelSubject, Prediction
-from forethought.auditing.trial import Quantity, Trial, parts, reached
+from forethought.auditing.trial import LEAST, Quantity, Trial, elements, parts, reached
 from forethought.ops import stats
 from forethought.protocols import EnsembleModel
-from forethought.types import Box
+from forethought.types import Box, Spec
 
 
 def dispersion(trial: Trial, found: list[Quantity]) -> dict[str, Any]:
@@ -90,7 +91,7 @@ def _share(inside: np.ndarray, valid: np.ndarray) -> list[float | None]:
     return [float(x) if n else None for x, n in zip(share, count, strict=True)]
 
 
-def disagreement(trial: Trial, members: list[Prediction]) -> dict[str, Any]:
+def disagreement(spec: Spec, trial: Trial, members: list[Prediction]) -> dict[str, Any]:
     """Whether the members of an ensemble disagree where the ensemble is wrong.
 
     Members are asked with the same random numbers, [N, H, ...] each. Disagreement is the variance over members, error
@@ -100,11 +101,12 @@ def disagreement(trial: Trial, members: list[Prediction]) -> dict[str, Any]:
     Returns members, copies (how many are equal to an earlier one), rank_correlation [H] and auroc [H] (of error in the
     upper fifth), None where undefined.
     """
-    flat = np.stack([_flat(member) for member in members])
+    flat = np.stack([_flat(spec, member.obs, member.reward) for member in members])
     same = lambda a, b: np.allclose(a, b, rtol=1e-6, atol=1e-9, equal_nan=True)  # noqa: E731
     copies = sum(any(same(flat[i], flat[j]) for j in range(i)) for i in range(len(flat)))
-    real = _flat(Prediction(trial.real.obs, trial.real.reward, None), members[0]).mean(1)
-    scale = np.maximum(real.std((0, 1)), 1e-6)
+    told = {name: trial.real.obs[name] for name in members[0].obs or {}}
+    real = _flat(spec, told, None if members[0].reward is None else trial.real.reward).mean(1)
+    scale = np.maximum(real.std((0, 1)), LEAST)
     varied = (flat.var(0, ddof=1) / scale**2).sum(-1)
     wrong = (((flat.mean(0) - real) / scale) ** 2).sum(-1)
     ranks, areas = [], []
@@ -125,17 +127,11 @@ def _auroc(score: np.ndarray, positive: np.ndarray) -> float | None:
     return float(u / (positive.sum() * (~positive).sum()))
 
 
-def _flat(x: Prediction, like: Prediction | None = None) -> np.ndarray:
-    """All observations and the reward side by side, [..., D]."""
-    like = like or x
-    lead = np.ndim(x.reward) if x.reward is not None else None
-    pieces = []
-    for name in like.obs or {}:
-        assert x.obs is not None
-        value = np.asarray(x.obs[name], np.float64)
-        pieces.append(value.reshape(*value.shape[: lead or 2], -1))
-    if like.reward is not None:
-        pieces.append(np.asarray(x.reward, np.float64)[..., None])
+def _flat(spec: Spec, obs: Mapping[str, np.ndarray] | None, reward: np.ndarray | None) -> np.ndarray:
+    """All observations and the reward side by side, [..., D]; discrete keys as one-hot vectors."""
+    pieces = [elements(spec.obs[name], x) for name, x in (obs or {}).items()]
+    if reward is not None:
+        pieces.append(elements(Box(()), reward))
     return np.concatenate(pieces, -1)
 
 
@@ -150,4 +146,4 @@ def members(asked: Asked, played: Played, trial: Trial) -> dict[str, Any] | None
         latents = one.filter(played.rows, seed=asked.seed + 1)
         at = jax.tree.map(lambda x: x[trial.starts[:, 0], trial.starts[:, 1]], latents)
         told.append(one.unroll(at, trial.action, seed=asked.seed + 2))
-    return disagreement(trial, told)
+    return disagreement(asked.spec, trial, told)

@@ -26,6 +26,8 @@ LEVEL = 0.05
 """One-sided, of every bound by depth."""
 FEW = 6
 """Of a depth that fewer episodes reached, nothing is claimed."""
+WORST = 1e6
+"""The error, as a share of variance, that stands for a prediction that is not finite: wrong beyond any tolerance."""
 CUT = 3
 """Of time limits that fewer episodes reached, nothing is claimed."""
 
@@ -45,7 +47,12 @@ def split(quantity: Quantity, which: np.ndarray) -> dict[str, np.ndarray]:
     still = np.mean((quantity.still - quantity.real)[..., which] ** 2, 1)
     mean = np.mean(quantity.real[..., which] ** 2, 1)
     found = {"excess": excess, "noise": real_var, "spread": model_var, "copy last": still, "mean": mean}
-    return {name: x.sum(-1) / scale for name, x in found.items()}
+    return {name: worst(x.sum(-1) / scale) for name, x in found.items()}
+
+
+def worst(error: np.ndarray) -> np.ndarray:
+    """Errors, WORST where they are not finite or larger: one such start is not averaged away, and is no gap either."""
+    return np.minimum(np.nan_to_num(error, nan=WORST, posinf=WORST), WORST)
 
 
 def by_depth(x: np.ndarray, trial: Trial) -> dict[str, list[float | None]]:
@@ -92,7 +99,7 @@ def termination(trial: Trial, missed: float = 0.25) -> dict[str, Any] | None:
     survival = going(predicted) * np.clip(predicted.discount, 0, 1)
     model, model_var = moments(survival)
     true, true_var = moments(real.survived)
-    excess = (model - true) ** 2 - model_var / survival.shape[1] - true_var / real.survived.shape[1]
+    excess = worst((model - true) ** 2 - model_var / survival.shape[1] - true_var / real.survived.shape[1])
     share = np.clip(1 - true.mean(), 0.05, 0.95)
     stops = _hazard(going(predicted), survival)
     alive = trial.valid & ~trial.limit & (real.survived == 1).all(1)

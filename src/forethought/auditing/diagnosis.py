@@ -88,7 +88,7 @@ class _Asked:
             found = found._replace(obs={said.get(name, name): x for name, x in found.obs.items()})
         cut = first_steps(self.trial, AHEAD)._replace(predicted=found)
         each = [split(q, np.arange(len(q.scale)))["excess"] for q in quantities(self.spec, cut, self.rows)]
-        excess = np.nan_to_num(sum(each, np.zeros(cut.valid.shape)), nan=1e6, posinf=1e6)
+        excess = sum(each, np.zeros(cut.valid.shape))
         mean = np.where(cut.valid, excess, 0.0).sum(1) / np.maximum(cut.valid.sum(1), 1)
         later = places[:, 1] > 0
         return np.array([mean[later & (places[:, 0] == e)].mean() for e in np.unique(places[later, 0])])
@@ -175,7 +175,7 @@ def _first_excess(trial: Trial, found: list[Quantity]) -> np.ndarray:
     cut = lambda x: x[:, :, :1]  # noqa: E731
     first = [q._replace(model=cut(q.model), real=cut(q.real), still=cut(q.still)) for q in found]
     excess = sum((split(q, np.arange(len(q.scale)))["excess"][:, 0] for q in first), np.zeros(len(trial.starts)))
-    return np.nan_to_num(excess, nan=1e6, posinf=1e6)[trial.valid[:, 0]]
+    return excess[trial.valid[:, 0]]
 
 
 def _halves(name: str, x: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:

@@ -22,6 +22,9 @@ from forethought.types import Box, Discrete, MultiDiscrete, Space, Spec, TimeSte
 WIDE = 32
 """An observation key of more elements than this is judged as a whole, not element by element."""
 
+LEAST, STILL, PAID = 1e-3, 1e-3, 1e-2
+"""What hardly changes is judged by LEAST, or by a share of its mean: STILL of an observation, PAID of the reward."""
+
 
 class Trial(NamedTuple):
     starts: np.ndarray
@@ -57,7 +60,7 @@ class Quantity(NamedTuple):
     still: np.ndarray
     """[N, R, H, D]: likewise if it had stayed what it was at the start."""
     scale: np.ndarray
-    """[D], the standard deviation over real rows."""
+    """[D], the standard deviation over real rows, or what stands for it where little changes (LEAST)."""
 
 
 def starts(length: np.ndarray, horizon: int, count: int) -> np.ndarray:
@@ -147,7 +150,7 @@ def quantities(spec: Spec, trial: Trial, rows: TimeStep) -> list[Quantity]:
     def add(name: str, space: Space | None, model: Any, true: Any, now: Any, over: Any) -> None:
         model, true, now, over = (elements(space or Box(()), x) for x in (model, true, now, over))
         mean = over.mean(0)
-        scale = np.maximum(over.std(0), 1e-3 * np.maximum(1.0, np.abs(mean)))
+        scale = np.maximum(over.std(0), np.maximum(LEAST, (STILL if space else PAID) * np.abs(mean)))
         w = real.going[..., None]
         still = np.broadcast_to(w * (now[:, None, None] - mean), true.shape)
         found.append(Quantity(name, space, weight[..., None] * (model - mean), w * (true - mean), still, scale))

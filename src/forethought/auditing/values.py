@@ -47,9 +47,11 @@ def _act(policy: AbstractPolicy, carry: Any, time_step: TimeStep, key: Any) -> A
 
 
 def dream(
-    subject: Subject, latent: PyTree, start: TimeStep, policy: AbstractPolicy, horizon: int, *, seed: int
-) -> Dream:
-    """Lets a policy act in a model from episodes' first rows [N], on the observations that the model predicts.
+    subject: Subject, latent: PyTree, start: TimeStep, policy: AbstractPolicy, horizon: int, *, seed: int,
+    duration: float = 1.0,
+) -> Dream:  # fmt: skip
+    """Lets a policy act in a model from episodes' first rows [N], on the observations that the model predicts; it is
+    told that every decision took `duration`.
 
     Raises ValueError for a model that does not predict every observation key and the reward."""
     num = len(start.reward)
@@ -65,8 +67,9 @@ def dream(
             going = going * np.clip(found.discount, 0, 1)
         zeros = np.zeros(num, bool)
         time_step = dataclasses.replace(
-            time_step, obs=found.obs, reward=np.asarray(found.reward, np.float32), first=zeros, last=zeros
-        )
+            time_step, obs=found.obs, reward=np.asarray(found.reward, np.float32), first=zeros, last=zeros,
+            duration=np.full(num, duration, np.float32),
+        )  # fmt: skip
         time_step = jax.tree.map(jnp.asarray, time_step)
     return Dream(*jax.tree.map(lambda *xs: np.stack(xs, 1), *rows))
 
@@ -196,7 +199,8 @@ def measure(
     promised, real, dreams = {}, {}, {}
     for name, policy in {**everyone, SOUGHT: found}.items():
         here, latents = played[name] if name in played else asked.play(policy, episodes)
-        dreams[name] = dream(asked.subject, beginning(latents), start(here), policy, length, seed=asked.seed + 6)
+        dreams[name] = dream(asked.subject, beginning(latents), start(here), policy, length, seed=asked.seed + 6,
+                             duration=asked.spec.duration or 1.0)  # fmt: skip
         told = dreams[name].returns(taken(here, length))
         promised[name] = np.nan_to_num(told, nan=-NOTHING, neginf=-NOTHING, posinf=NOTHING)
         real[name] = real_returns(here, length)

@@ -28,8 +28,8 @@ from harness import provenance  # noqa: E402
 STEPS = {"jax/pendulum": 6_000, "jax/cartpole-swingup": 10_000}
 """Simulator steps of training, at which the preset has begun to learn but is not done."""
 
-BASE = dict(updates=8, starts=4)
-"""What the preset was when this was run; "16 updates, 1 start" is what it became."""
+BASE = dict(updates=8, starts=4, learning_rate=1e-3)
+"""What the preset was when this was run; the last variant is what it became."""
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "base": {},
@@ -42,6 +42,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "width 32": dict(deter=32, hidden=32, units=32),
     "width 128": dict(deter=128, hidden=128, units=128),
     "16 updates, 1 start": dict(updates=16, starts=1),
+    "16 updates, 1 start, 5e-4": dict(updates=16, starts=1, learning_rate=5e-4),
 }
 
 EPISODES = 10

@@ -177,9 +177,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "200m": _size(8192, 1024, 64, 1024),
     "400m": _size(12288, 1536, 96, 1536),
     "cpu": dict(
-        **_size(64, 64, 8, 64), stoch=8, blocks=4, block_scale=2.0, layers=2, bins=63, batch=16, length=16, starts=4,
+        **_size(64, 64, 8, 64), stoch=8, blocks=4, block_scale=2.0, layers=2, bins=63, batch=16, length=16, starts=1,
         envs=4, ticks=4, updates=16, action_repeat=2, prefill=1024, capacity=200_000, gamma=0.99, entropy=0.01,
-        learning_rate=1e-3, warmup=100, actor_gradient="auto",
+        learning_rate=5e-4, warmup=100, actor_gradient="auto",
     ),
 }  # fmt: skip
 

@@ -9,10 +9,11 @@ ROOT = Path(forethought.__file__).parent
 ORDER = """
 _version
 types  tree  devices  protocols
-ops  ops.returns  ops.losses  ops.dists  ops.stats  ops.loops  ops.align  ops.bounds
+ops  ops.returns  ops.losses  ops.dists  ops.stats  ops.loops  ops.align  ops.bounds  ops.dynamic
 nets
 envs.single  envs.spaces  envs.sketch  envs.probe  envs.seat  envs.workers  envs.host  envs.gym  envs.dmc
-envs.pure  envs.tabular  envs.distractor  envs.control  envs.trial  envs.hosted  envs.distract  envs  envs.check
+envs.pure  envs.tabular  envs.mazes  envs.distractor  envs.control  envs.trial  envs.hosted  envs.distract
+envs  envs.check
 imagine  collect  data  replay  packing  checkpoint
 models  models.oracle  models.members  models.planted  models.rssm  models.coded  models.sight  models.actor_critic
 loop

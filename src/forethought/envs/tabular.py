@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from forethought.envs.pure import ObservedEnv, first_step, next_step
+from forethought.ops.dynamic import Tables, action_values, policy_evaluation, policy_iteration, primitive
 from forethought.types import Discrete, Spec, TimeStep
 
 
@@ -97,41 +98,34 @@ class Tabular(ObservedEnv):
     def state(self, obs: dict[str, Array]) -> TabularState:
         return TabularState(obs["state"], jnp.zeros((), jnp.int32))
 
+    def tables(self, gamma: float) -> Tables:
+        """The exact model, with this discount per decision; the time limit does not enter."""
+        return primitive(np.asarray(self.transition), np.asarray(self.reward), np.asarray(self.terminal), gamma)
+
     def policy_values(
         self, policy: Float[np.ndarray, "S A"], gamma: float
     ) -> tuple[Float[np.ndarray, " S"], Float[np.ndarray, "S A"]]:
         """Returns V and Q of a policy (a distribution over actions per state), exact up to rounding.
 
-        Solves (I - gamma P_pi) v = r_pi with the rows of terminal states 0 (Sutton & Barto 2018, ch. 4); the time
-        limit does not enter. Raises ValueError for gamma outside [0, 1) and for a policy of another shape.
+        The time limit does not enter. Raises ValueError for gamma outside [0, 1) and for a policy of another shape.
         """
-        states, actions, _ = self.transition.shape
-        if not 0 <= gamma < 1:
-            raise ValueError(f"{self.name}: gamma is {gamma}, exact values need 0 <= gamma < 1")
-        if np.shape(policy) != (states, actions):
-            raise ValueError(f"{self.name}: policy has shape {np.shape(policy)}, not {(states, actions)}")
+        if np.shape(policy) != self.transition.shape[:2]:
+            raise ValueError(f"{self.name}: policy has shape {np.shape(policy)}, not {self.transition.shape[:2]}")
         _check_probabilities(f"{self.name}: policy", np.asarray(policy))
-        goes_on = ~self.terminal
-        follow = np.einsum("sa,sap->sp", policy, self.transition) * goes_on[:, None]
-        reward = np.einsum("sa,sap,sap->s", policy, self.transition, self.reward) * goes_on
-        value = np.linalg.solve(np.eye(states) - gamma * follow, reward)
-        return value, self._action_values(value, gamma)
+        model = self._discounted(gamma)
+        value = policy_evaluation(model, np.asarray(policy))
+        return value, action_values(model, value)
 
     def optimal_values(self, gamma: float) -> tuple[Float[np.ndarray, " S"], Float[np.ndarray, "S A"]]:
-        """Returns V* and Q*, exact up to rounding: policy iteration (Howard 1960), so errors as `policy_values`."""
-        states, actions, _ = self.transition.shape
-        greedy = np.zeros(states, int)
-        while True:
-            value, action_value = self.policy_values(np.eye(actions)[greedy], gamma)
-            gain = action_value.max(1) - np.take_along_axis(action_value, greedy[:, None], 1)[:, 0]
-            better = gain > 1e-13 * (1 + np.abs(value).max())  # ties and rounding must not cycle
-            if not better.any():
-                return value, action_value
-            greedy = np.where(better, action_value.argmax(1), greedy)
+        """Returns V* and Q*, exact up to rounding; errors as `policy_values`."""
+        model = self._discounted(gamma)
+        value, _ = policy_iteration(model)
+        return value, action_values(model, value)
 
-    def _action_values(self, value: Float[np.ndarray, " S"], gamma: float) -> Float[np.ndarray, "S A"]:
-        ahead = self.reward + gamma * value  # which is 0 where terminal
-        return np.einsum("sap,sap->sa", self.transition, ahead) * ~self.terminal[:, None]
+    def _discounted(self, gamma: float) -> Tables:
+        if not 0 <= gamma < 1:
+            raise ValueError(f"{self.name}: gamma is {gamma}, exact values need 0 <= gamma < 1")
+        return self.tables(gamma)
 
 
 def _check_probabilities(what: str, table: np.ndarray) -> None:

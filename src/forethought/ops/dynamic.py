@@ -1,0 +1,106 @@
+"""Dynamic programming over tables: what is exact, and the yardstick of what is learned.
+
+A model of S states and A choices is two tables that carry their discount:
+
+    reward [S, A]       the expected reward until the choice is over, discounted to where it began
+    arrival [S, A, S]   the expected discount on arriving in each state when it is over
+
+so that one backup serves primitive actions, for which arrival is gamma * P, and options, whose duration is in it
+(multi-time models, Sutton, Precup & Singh 1999, eqs. 9-11):
+
+    q(s, a) = reward(s, a) + sum_p arrival(s, a, p) v(p)
+
+Rows of terminal states are 0 and their values stay what they are given as. NumPy and float64 throughout.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+
+class Tables(NamedTuple):
+    """A multi-time model; its primitive model is one with every duration 1."""
+
+    reward: Float[np.ndarray, "S A"]
+    arrival: Float[np.ndarray, "S A S"]
+    legal: Bool[np.ndarray, "S A"]
+    """Where a choice may be made."""
+    terminal: Bool[np.ndarray, " S"]
+
+    def beside(self, other: Tables) -> Tables:
+        """The choices of both, this model's first."""
+        join = (np.concatenate([a, b], 1) for a, b in zip(self[:3], other[:3], strict=True))
+        return Tables(*join, self.terminal)
+
+
+def primitive(
+    transition: Float[np.ndarray, "S A S"],
+    reward: Float[np.ndarray, "S A S"],
+    terminal: Bool[np.ndarray, " S"],
+    gamma: float,
+) -> Tables:
+    """The model of actions of duration 1, from probabilities and the reward of every transition."""
+    if not 0 <= gamma <= 1:
+        raise ValueError(f"gamma is {gamma}; it must be from 0 to 1")
+    goes_on = ~terminal[:, None]
+    expected = np.einsum("sap,sap->sa", transition, reward) * goes_on
+    return Tables(expected, gamma * transition * goes_on[..., None], np.ones(expected.shape, bool), terminal)
+
+
+def action_values(model: Tables, value: Float[np.ndarray, " S"]) -> Float[np.ndarray, "S A"]:
+    """One full backup; -inf where a choice may not be made."""
+    return np.where(model.legal, model.reward + model.arrival @ value, -np.inf)
+
+
+def sweep(model: Tables, value: Float[np.ndarray, " S"]) -> Float[np.ndarray, " S"]:
+    """One synchronous sweep of value iteration (Sutton & Barto 2018, eq. 4.10)."""
+    return np.where(model.terminal, value, action_values(model, value).max(1))
+
+
+def value_iteration(
+    model: Tables, value: Float[np.ndarray, " S"] | None = None, *, tolerance: float = 1e-12, sweeps: int = 100_000
+) -> Float[np.ndarray, " S"]:
+    """Sweeps from `value` (0) until none changes by more than `tolerance`.
+
+    Raises ValueError where `sweeps` do not suffice: without discount a policy that never ends has no value."""
+    value = np.zeros(len(model.terminal)) if value is None else np.asarray(value, float)
+    for _ in range(sweeps):
+        new = sweep(model, value)
+        if np.abs(new - value).max() <= tolerance:
+            return new
+        value = new
+    raise ValueError(f"value iteration still moves by more than {tolerance} after {sweeps} sweeps")
+
+
+def policy_evaluation(
+    model: Tables, policy: Float[np.ndarray, "S A"], value: Float[np.ndarray, " S"] | None = None
+) -> Float[np.ndarray, " S"]:
+    """The exact value of a distribution over choices per state: v = r_pi + F_pi v, solved; `value` is kept where
+    terminal.
+
+    Raises ValueError for a policy that makes a choice where it may not be made."""
+    if (policy[~model.legal & ~model.terminal[:, None]] > 0).any():
+        raise ValueError("the policy makes choices where they may not be made")
+    fixed = np.where(model.terminal, 0.0 if value is None else value, 0.0)
+    reward = np.einsum("sa,sa->s", policy, model.reward)
+    follow = np.einsum("sa,sap->sp", policy, model.arrival)
+    return np.linalg.solve(np.eye(len(fixed)) - follow, np.where(model.terminal, fixed, reward))
+
+
+def policy_iteration(
+    model: Tables, value: Float[np.ndarray, " S"] | None = None
+) -> tuple[Float[np.ndarray, " S"], Int[np.ndarray, " S"]]:
+    """The optimal value and a policy that attains it (Howard 1960); needs discounts below 1."""
+    greedy = model.legal.argmax(1)
+    while True:
+        choices = np.eye(model.reward.shape[1])[greedy]
+        solved = policy_evaluation(model, choices, value)
+        backed = action_values(model, solved)
+        gain = backed.max(1) - np.take_along_axis(backed, greedy[:, None], 1)[:, 0]
+        better = (gain > 1e-13 * (1 + np.abs(solved).max())) & ~model.terminal  # ties and rounding must not cycle
+        if not better.any():
+            return solved, greedy
+        greedy = np.where(better, backed.argmax(1), greedy)

@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import equinox as eqx
 import numpy as np
-from jaxtyping import Array, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 from forethought.types import Decision, Outcome, Spec, TimeStep
 
@@ -118,6 +118,30 @@ class AbstractPolicy(eqx.Module):
 
     @abc.abstractmethod
     def __call__(self, carry: PyTree, time_step: TimeStep, *, key: PRNGKeyArray) -> tuple[PyTree, Decision]: ...
+
+
+class AbstractOption(eqx.Module):
+    """A way to act for a while (Sutton, Precup & Singh 1999): where it may start, a policy with a carry, when it stops.
+
+        obs0 --a0--> obs1 --a1--> obs2        started at obs0 if can_start(obs0); whether it stops is drawn at obs1,
+                                              then at obs2, each time from stop_prob, never at obs0
+
+    Unbatched. It sees time steps of the environment it acts in, not those of the level above.
+    """
+
+    @abc.abstractmethod
+    def can_start(self, time_step: TimeStep) -> Bool[Array, ""]: ...
+
+    @abc.abstractmethod
+    def initial(self) -> PyTree:
+        """The carry with which it starts."""
+
+    @abc.abstractmethod
+    def act(self, carry: PyTree, time_step: TimeStep, *, key: PRNGKeyArray) -> tuple[PyTree, Decision]: ...
+
+    @abc.abstractmethod
+    def stop_prob(self, carry: PyTree, time_step: TimeStep) -> Float[Array, ""]:
+        """The probability of stopping at a time step that it has led to, with the carry of the action before."""
 
 
 @runtime_checkable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -49,6 +50,24 @@ class Decision(eqx.Module):
     """Log-density of the behaviour policy; None for planners, the same for a whole run."""
     extras: PyTree = None
     """What the algorithm declares (search targets, raw samples, latents)."""
+
+
+class EndReason(enum.IntEnum):
+    """Why an option, a goal or a skill of the lower level is over."""
+
+    RUNNING = 0
+    STOPPED = 1
+    """It drew its own stop (beta)."""
+    GOAL = 2
+    """What it was to reach is reached."""
+    INTERRUPTED = 3
+    """The level above prefers another one here."""
+    LIMIT = 4
+    """It ran as long as it may."""
+    EPISODE = 5
+    """The environment's episode ended, terminated or truncated."""
+    FAILURE = 6
+    """It cannot go on; what follows is the level above's affair."""
 
 
 class Step(eqx.Module):
@@ -161,6 +180,18 @@ class MultiDiscrete:
 Space = Box | Discrete | MultiDiscrete
 
 
+@dataclasses.dataclass(frozen=True)
+class Region:
+    """Continuous actions with low <= action <= high in every element, both bounds included.
+
+    Elements stand in C order and are what a policy gives, so in [-1, 1] where the space is bounded; an infinite bound
+    leaves an element free. Bounds are compared in the dtype of the action.
+    """
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Spec:
     """What an environment declares about itself."""
@@ -174,6 +205,11 @@ class Spec:
     """Duration of an ordinary decision in that unit; None: it varies."""
     time_limit: int | None = None
     """Decisions after which an episode is truncated, where known."""
+    irreversible: tuple[int, ...] | tuple[Region, ...] = ()
+    """The actions that cannot be undone: indices in ascending order, or regions; `gate` lets none of them pass alone."""
+
+    def __post_init__(self) -> None:
+        _check_irreversible(self)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Spec) and self._key() == other._key()
@@ -182,7 +218,25 @@ class Spec:
         return hash(self._key())
 
     def _key(self) -> tuple[Any, ...]:
-        return (self.name, *self.obs.items(), self.action, self.unit, self.duration, self.time_limit)
+        return (self.name, *self.obs.items(), self.action, self.unit, self.duration, self.time_limit, self.irreversible)
+
+
+def _check_irreversible(spec: Spec) -> None:
+    """Raises ValueError for a declaration that no action could meet: it would guard nothing."""
+    declared, action = spec.irreversible, spec.action
+    if isinstance(action, Discrete):
+        indices = [x for x in declared if type(x) is int and 0 <= x < action.n]
+        if len(indices) < len(declared) or declared != tuple(sorted({*indices})):
+            raise ValueError(
+                f"{spec.name}: irreversible is {declared}; give indices in 0 .. {action.n - 1}, ascending, each once"
+            )
+        return
+    size = int(np.prod(action.shape))
+    for region in declared:
+        if not isinstance(region, Region) or not len(region.low) == len(region.high) == size:
+            raise ValueError(f"{spec.name}: irreversible holds {region}; give a Region with {size} bounds on each side")
+        if not all(low <= high for low, high in zip(region.low, region.high, strict=True)):
+            raise ValueError(f"{spec.name}: irreversible holds {region}, in which no action lies")
 
 
 class PerStep(eqx.Module):
@@ -233,6 +287,9 @@ def describe(space: Spec | Space) -> dict[str, Any]:
     if isinstance(space, Spec):
         own = {f.name: getattr(space, f.name) for f in dataclasses.fields(space)}
         own["obs"] = {key: describe(value) for key, value in space.obs.items()}
+        # Absent where nothing is declared, so that what was written before there were declarations still fits.
+        if declared := own.pop("irreversible"):
+            own["irreversible"] = [x if isinstance(x, int) else _texts(x) for x in declared]
         return {**own, "action": describe(space.action)}
     own = {"kind": type(space).__name__}
     if isinstance(space, Box):
@@ -246,7 +303,18 @@ def describe(space: Spec | Space) -> dict[str, Any]:
 def spec_from(described: dict[str, Any]) -> Spec:
     """The Spec that `describe` described. Raises KeyError where a field is missing."""
     obs = {key: _space_from(value) for key, value in described["obs"].items()}
-    return Spec(**{**described, "obs": obs, "action": _space_from(described["action"])})
+    given = {**described, "obs": obs, "action": _space_from(described["action"])}
+    declared = [x if isinstance(x, int) else _region_from(x) for x in described.get("irreversible", ())]
+    return Spec(**{**given, "irreversible": tuple(declared)})
+
+
+def _texts(region: Region) -> dict[str, list[str]]:
+    # As text, since JSON has no infinity.
+    return {"low": [str(x) for x in region.low], "high": [str(x) for x in region.high]}
+
+
+def _region_from(described: dict[str, list[str]]) -> Region:
+    return Region(*(tuple(float(x) for x in described[name]) for name in ("low", "high")))
 
 
 def _space_from(described: dict[str, Any]) -> Any:

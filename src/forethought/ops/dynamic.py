@@ -32,8 +32,8 @@ class Tables(NamedTuple):
 
     def beside(self, other: Tables) -> Tables:
         """The choices of both, this model's first."""
-        join = (np.concatenate([a, b], 1) for a, b in zip(self[:3], other[:3], strict=True))
-        return Tables(*join, self.terminal)
+        join = lambda name: np.concatenate([getattr(self, name), getattr(other, name)], 1)  # noqa: E731
+        return Tables(join("reward"), join("arrival"), join("legal"), self.terminal)
 
 
 def primitive(
@@ -104,3 +104,32 @@ def policy_iteration(
         if not better.any():
             return solved, greedy
         greedy = np.where(better, backed.argmax(1), greedy)
+
+
+def option_model(
+    actions: Tables,
+    initiation: Bool[np.ndarray, " S"],
+    policy: Float[np.ndarray, "S A"],
+    stop: Float[np.ndarray, " S"],
+) -> Tables:
+    """The exact multi-time model of an option over these actions, as tables of one choice (eqs. 10 and 11 of Sutton,
+    Precup & Singh 1999, solved). Arriving in a terminal state ends it."""
+    stop = np.where(actions.terminal, 1.0, stop)
+    reward = np.einsum("sa,sa->s", policy, actions.reward)
+    arrival = np.einsum("sa,sap->sp", policy, actions.arrival)
+    goes_on = np.eye(len(stop)) - arrival * (1 - stop)
+    both = np.linalg.solve(goes_on, np.concatenate([reward[:, None], arrival * stop], 1))
+    return Tables(both[:, :1], both[:, None, 1:], initiation[:, None].copy(), actions.terminal)
+
+
+def interrupted(
+    stop: Float[np.ndarray, " S"], own: Float[np.ndarray, " S"], best: Float[np.ndarray, " S"]
+) -> Float[np.ndarray, " S"]:
+    """An option's stop probabilities when it also gives way wherever going on with it is worth less than choosing anew
+    (Sutton, Precup & Singh 1999, theorem 2: the interrupted policy is nowhere worse).
+
+    Args:
+        own: the value of going on with it in each state, which is that of choosing it there.
+        best: the value of the policy over options.
+    """
+    return np.where(own < best, 1.0, stop)

@@ -55,20 +55,22 @@ class TabularOption(AbstractOption):
     policy: Float[Array | np.ndarray, "S A"]
     """Probabilities of actions."""
     stop: Float[Array | np.ndarray, " S"]
+    key: str = eqx.field(static=True, default="state")
+    """The observation key that is the state's index."""
 
     def can_start(self, time_step: TimeStep) -> Bool[Array, ""]:
-        return jnp.asarray(self.initiation)[time_step.obs["state"]]
+        return jnp.asarray(self.initiation)[time_step.obs[self.key]]
 
     def initial(self) -> None:
         return None
 
     def act(self, carry: None, time_step: TimeStep, *, key: PRNGKeyArray) -> tuple[None, Decision]:
-        log_probs = jnp.log(jnp.asarray(self.policy, jnp.float32)[time_step.obs["state"]])
+        log_probs = jnp.log(jnp.asarray(self.policy, jnp.float32)[time_step.obs[self.key]])
         action = jax.random.categorical(key, log_probs).astype(jnp.int32)
         return None, Decision(action, log_probs[action])
 
     def stop_prob(self, carry: None, time_step: TimeStep) -> Float[Array, ""]:
-        return jnp.asarray(self.stop, jnp.float32)[time_step.obs["state"]]
+        return jnp.asarray(self.stop, jnp.float32)[time_step.obs[self.key]]
 
 
 class OptionSet(eqx.Module):
@@ -136,22 +138,22 @@ class Limits(eqx.Module):
 class Under(eqx.Module):
     """An option under way, and what its run has amounted to so far."""
 
-    index: Int[Array, ""]
+    index: Int[Array, "*batch"]
     carry: PyTree
-    steps: Int[Array, ""]
+    steps: Int[Array, "*batch"]
     """Primitive steps taken."""
-    reward: Float[Array, ""]
+    reward: Float[Array, "*batch"]
     """rbar: every reward discounted to where the option was chosen."""
-    factor: Float[Array, ""]
+    factor: Float[Array, "*batch"]
     """Product of the rule's factors."""
-    discount: Float[Array, ""]
+    discount: Float[Array, "*batch"]
     """Product of the environment's discounts: 0 once it terminated."""
-    duration: Float[Array, ""]
-    reason: Int[Array, ""]
+    duration: Float[Array, "*batch"]
+    reason: Int[Array, "*batch"]
     """An `EndReason`; 0 while it runs."""
 
     @property
-    def over(self) -> Bool[Array, ""]:
+    def over(self) -> Bool[Array, "*batch"]:
         return self.reason != EndReason.RUNNING
 
 

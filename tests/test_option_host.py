@@ -134,7 +134,7 @@ def test_options_on_gymnasium_and_on_its_jax_twin_give_equal_transitions():
     begun = dataclasses.replace(state.time_step, obs={"state": jnp.int32(obs)})
     state = dataclasses.replace(state, env_state=TabularState(jnp.int32(obs), jnp.int32(0)), time_step=begun)
     durations = set()
-    for t in range(60):
+    for t in range(200):
         action = t * 5 % 6
         obs, reward, terminated, truncated, info = env.step(action)
         state, found = step(state, jnp.int32(action), jax.random.fold_in(jax.random.key(11), t))

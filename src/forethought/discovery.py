@@ -80,5 +80,5 @@ def door_options(arrivals: Int[np.ndarray, "S A"], radius: int = 3) -> list[Tabu
         own = [d for d in ends if graph[region][:, d].any() or graph[d][region].any()]
         for target in own:
             others = np.isin(np.arange(states), [d for d in own if d != target])
-            found.append(leading(arrivals, region, target, others))
+            found.append(leading(arrivals, region, int(target), others))
     return found

@@ -39,7 +39,7 @@ DISTRACTORS: dict[str, dict[str, Any] | None] = {
     "irrelevant sine": {"kind": "irrelevant", "dynamics": "sine", "dims": 16},
     "controllable switching": {"kind": "controllable", "dynamics": "switching", "dims": 16},
 }
-STEPS = {"jax/pendulum": 8_000, "jax/cartpole-swingup": 12_000}
+STEPS = {"jax/pendulum": 8_000, "jax/cartpole-swingup": 8_000}
 """Simulator steps of training."""
 BUDGET = {"starts": 1, "updates": 8, "learning_rate": 1e-3}
 """Less work per step than the preset's, and larger steps, since 30 combinations of many seeds are trained."""

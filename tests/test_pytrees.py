@@ -3,6 +3,8 @@
 import importlib
 import inspect
 import pkgutil
+import tempfile
+from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -11,17 +13,21 @@ import numpy as np
 import pytest
 
 import forethought
-from forethought import collect, loop, nets
+from forethought import collect, loop, nets, options
 from forethought.agent import Agent
-from forethought.algos import aligned, dreamer
+from forethought.algos import aligned, dreamer, dyna, option_critic, smdp
 from forethought.auditing import values
-from forethought.envs import control, distractor, tabular, trial
+from forethought.envs import control, distractor, mazes, tabular, trial
 from forethought.envs.distract import distract
 from forethought.envs.pure import Repeated
+from forethought.gate import Gate, Gated, Record
 from forethought.models.members import ensemble
 from forethought.models.oracle import Oracle
 from forethought.models.planted import planted
+from forethought.models.tabular import Counts
 from forethought.ops import dists, stats
+from forethought.option_env import OptionEnv
+from forethought.option_host import runner
 from forethought.types import Box, Discrete, Outcome, PerStep, PerTime
 
 KEY = jax.random.key(0)
@@ -36,6 +42,17 @@ def examples():
     policy = dreamer.policy(cfg, pure.agent)
     model, one = policy.model, jnp.ones(())
     pendulum, noise = control.Pendulum(), distractor.Distractor()
+    record = Record(Path(tempfile.mkdtemp()) / "gate.jsonl")
+    record.close()
+    gated = Gated(env, Gate([], record), irreversible=(1,))
+    table = dyna.init(dyna.Config(), 3, 2)
+    maze = mazes.Changing((mazes.DYNA,), (0,), start=(2, 0), goal=(0, 8), name="maze")
+    walk = options.TabularOption(np.ones(3, bool), np.full((3, 2), 0.5), np.ones(3))
+    over = OptionEnv(env, [walk, *options.primitives(env.spec)], PerStep(0.9), record=True)
+    level = over.reset(key=KEY)[0]
+    critic = option_critic.init(option_critic.Config(units=2), env.spec, key=KEY)
+    acts = option_critic.policy(option_critic.Config(), critic)
+    choice = acts(acts.initial(), jax.tree.map(lambda x: x[0], pure.streams.time_step), key=KEY)[1].extras
     pair, distracted = aligned.init(aligned.Config(), noise, key=KEY), distract(pendulum)
     stream = pure.streams
     decision = collect.RandomPolicy(Discrete(2))(None, jax.tree.map(lambda x: x[0], stream.time_step), key=KEY)[1]
@@ -56,6 +73,11 @@ def examples():
         ensemble(trial.Hover()), ensemble(trial.Hover()).members[0], planted(trial.Hover(), "region_bias", 0.5),
         planted(trial.Hover(), "region_bias", 0.5).initial(), trial.Controller("jax/hover"),
         values.LinearPolicy(jnp.zeros((2, 5)), jnp.zeros(4), jnp.ones(4), trial.Hover().spec),
+        gated, gated.reset(key=KEY)[0],
+        table, table.model, Counts.empty(3, 2), dyna.policy(dyna.Config(), table), maze,
+        walk, options.primitives(env.spec)[0], over, over.options, over.limits, level, level.run, level.inner,
+        runner(env.spec, [walk], PerStep(0.9), 3, np.inf, None, None), smdp.init(smdp.Config(), 3, 2),
+        critic, critic.net, acts, choice,
     ]  # fmt: skip
 
 

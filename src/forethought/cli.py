@@ -239,7 +239,20 @@ def _study_agents(args: Any, say: Any) -> int:
     return len(agents.run(args.out, seeds=args.seeds or 10, progress=say))
 
 
-STUDIES = {"alignment": _study_alignment, "agents": _study_agents}
+def _study_dyna(args: Any, say: Any) -> int:
+    from forethought import settings
+    from forethought.studies import dyna, dyna_report
+
+    if args.episodes:
+        raise ValueError("--episodes belongs to study alignment")
+    dyna.whole_loops()
+    about = {"versions": settings.versions(), "git": settings.git_commit()}
+    found = dyna.run(args.out, seeds=args.seeds or 30, quick=args.quick, progress=say, about=about)
+    dyna_report.write(args.out, found)
+    return sum(len(found[kind]) for kind in ("maze", "change", "race"))
+
+
+STUDIES = {"alignment": _study_alignment, "agents": _study_agents, "dyna": _study_dyna}
 COMMANDS = {
     **{"train": _train, "demo": _demo, "eval": _eval, "audit": _audit, "report": _report, "compare": _compare},
     **{"check": _check, "study": _study},
@@ -313,9 +326,9 @@ def _parser(arguments: Sequence[str]) -> Parser:
     study = commands.add_parser("study", help="run a study, or go on with one: results.json, every seed, and a page")
     study.add_argument("name", choices=STUDIES, help="which")
     study.add_argument("--out", type=Path, required=True, help="the study's directory")
-    study.add_argument("--seeds", type=_positive, help="of each condition (default: alignment 32, agents 10)")
+    study.add_argument("--seeds", type=_positive, help="of each condition (default: alignment 32, agents 10, dyna 30)")
     study.add_argument("--episodes", type=_positive, help="of each run (default: 2000, quick: 300)")
-    study.add_argument("--quick", action="store_true", help="the stages alone, with one way to learn a policy")
+    study.add_argument("--quick", action="store_true", help="less of it: alignment's stages alone, dyna's small mazes")
 
     check = commands.add_parser("check", help="say what becomes of an environment's spaces, and find its faults")
     check.add_argument("env", metavar="ENV")

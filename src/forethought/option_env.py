@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 
-from forethought.options import Limits, OptionSet, Under, advanced, chosen, summed
+from forethought.options import Limits, OptionSet, Under, advanced, chosen, declared, summed
 from forethought.protocols import AbstractEnv, AbstractOption
-from forethought.types import Decision, Discount, Discrete, Spec, TimeStep, check_unit
+from forethought.types import Decision, Discount, Spec, TimeStep, check_unit
 
 MAX_STEPS = 1000
 """An option runs no longer than this unless it is said."""
@@ -79,9 +79,15 @@ class OptionEnv(AbstractEnv):
             record: keep the inner rows of the last run in the state, padded to max_steps + 1.
 
         Raises:
-            ValueError: a rule in another unit than the environment's, no options, or limits that leave no step.
+            ValueError: a rule in another unit than the environment's, no options, limits that leave no step, or an
+                environment that declares irreversible actions: a run is compiled, where nobody can be asked.
         """
         check_unit(rule, env.spec)
+        if env.spec.irreversible:
+            raise ValueError(
+                f"{env.spec.name}: it declares irreversible actions, and a compiled run of options asks nobody; "
+                "act in it with HostOptions over Gated"
+            )
         if max_steps < 1 or not max_time > 0:
             raise ValueError(f"{env.spec.name}: max_steps is {max_steps}, max_time {max_time}; both must be above 0")
         self.env, self.rule, self.interrupt = env, rule, interrupt
@@ -91,10 +97,7 @@ class OptionEnv(AbstractEnv):
 
     @property
     def spec(self) -> Spec:
-        spec = self.env.spec
-        return dataclasses.replace(
-            spec, name=f"{spec.name} by options", action=Discrete(len(self.options)), duration=None, time_limit=None
-        )
+        return declared(self.env.spec, len(self.options))
 
     def reset(self, *, key: PRNGKeyArray) -> tuple[OptionState, TimeStep]:
         state, time_step = self.env.reset(key=key)

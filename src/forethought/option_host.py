@@ -19,10 +19,10 @@ from safetensors.numpy import load, save
 
 from forethought.envs.gym import GymSingle
 from forethought.option_env import MAX_STEPS, Interrupt, legality
-from forethought.options import Limits, OptionSet, Under, advanced, chosen, summed
+from forethought.options import Limits, OptionSet, Under, advanced, chosen, declared, summed
 from forethought.protocols import AbstractOption, HostEnv
 from forethought.tree import named_arrays, select
-from forethought.types import Discount, Discrete, EndReason, Spec, TimeStep, check_unit
+from forethought.types import Discount, EndReason, Spec, TimeStep, check_unit
 
 
 class Runner(eqx.Module):
@@ -104,10 +104,7 @@ class HostOptions:
     ):  # fmt: skip
         self._runner = runner(env.spec, options, rule, max_steps, max_time, fallback, interrupt)
         self._env, self.num, self._key = env, env.num, key
-        self.spec = dataclasses.replace(
-            env.spec, name=f"{env.spec.name} by options", action=Discrete(len(self._runner.options)), duration=None,
-            time_limit=None,
-        )  # fmt: skip
+        self.spec = declared(env.spec, len(self._runner.options))
         self._ticks = np.zeros(self.num, np.int32)
         self._at: TimeStep | None = None
         self._everyone = np.ones(self.num, bool)

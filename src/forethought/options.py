@@ -128,6 +128,15 @@ class OptionSet(eqx.Module):
         return jax.tree.map(lambda x: x[index], self._stacked())
 
 
+def declared(spec: Spec, count: int) -> Spec:
+    """What an environment declares whose actions are so many options in another. Which of them do something
+    irreversible cannot be said of an option: a gate stands before the environment they act in."""
+    action = Discrete(count)
+    return dataclasses.replace(
+        spec, name=f"{spec.name} by options", action=action, duration=None, time_limit=None, irreversible=()
+    )
+
+
 class Limits(eqx.Module):
     """How long an option may run: so many steps, and so much time in the environment's unit."""
 

@@ -206,7 +206,7 @@ class Spec:
     time_limit: int | None = None
     """Decisions after which an episode is truncated, where known."""
     irreversible: tuple[int, ...] | tuple[Region, ...] = ()
-    """The actions that cannot be undone: indices in ascending order, or regions; `gate` lets none of them pass alone."""
+    """The actions that cannot be undone: indices in ascending order, or regions. See `gate`."""
 
     def __post_init__(self) -> None:
         _check_irreversible(self)
@@ -232,11 +232,15 @@ def _check_irreversible(spec: Spec) -> None:
             )
         return
     size = int(np.prod(action.shape))
+    bounded = np.broadcast_to(np.isfinite(action.low) & np.isfinite(action.high), action.shape).ravel()
     for region in declared:
         if not isinstance(region, Region) or not len(region.low) == len(region.high) == size:
             raise ValueError(f"{spec.name}: irreversible holds {region}; give a Region with {size} bounds on each side")
         if not all(low <= high for low, high in zip(region.low, region.high, strict=True)):
             raise ValueError(f"{spec.name}: irreversible holds {region}, in which no action lies")
+        bounds = np.array([region.low, region.high])[:, bounded]
+        if (np.isfinite(bounds) & (np.abs(bounds) > 1)).any():
+            raise ValueError(f"{spec.name}: irreversible holds {region}; give its bounds as a policy acts, in [-1, 1]")
 
 
 class PerStep(eqx.Module):

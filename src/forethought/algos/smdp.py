@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from forethought.levels import Record
 from forethought.ops.dynamic import Tables
 from forethought.ops.returns import smdp_target
 from forethought.options import Limits, OptionSet, TabularOption, Under, advanced, chosen
@@ -66,34 +67,6 @@ class State(eqx.Module):
     """F, the learned discounted arrivals of an option in N = S states; N is 0 unless models are learned."""
     updates: Int[Array, ""]
     """Updates of q so far: the version of the policy that chooses."""
-
-
-class Record(NamedTuple):
-    """What is kept of every primitive step, low level and high level apart; one row per tick."""
-
-    state: Int[Array, " T"]
-    action: Int[Array, " T"]
-    log_prob: Float[Array, " T"]
-    """Of the action, under the running option."""
-    reward: Float[Array, " T"]
-    """Of the step from this row on, undiscounted; 0 in the tick of a reset."""
-    ended: Bool[Array, " T"]
-    """The step ended the episode."""
-    option: Int[Array, " T"]
-    started: Bool[Array, " T"]
-    """The option was chosen at this row."""
-    option_log_prob: Float[Array, " T"]
-    """Of its choice, when it was chosen."""
-    version: Int[Array, " T"]
-    """Updates behind the policy that chose it."""
-    reason: Int[Array, " T"]
-    """`EndReason` of the option after this step; 0 while it runs."""
-    rbar: Float[Array, " T"]
-    """Its discounted reward so far."""
-    duration: Float[Array, " T"]
-    """Its duration so far."""
-    acted: Bool[Array, " T"]
-    """False in the tick of a reset."""
 
 
 def init(cfg: Config, states: int, options: int) -> State:

@@ -7,7 +7,9 @@ go up, down, left and right; a move against a wall or the edge stays where it is
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
+import equinox as eqx
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -145,3 +147,36 @@ def many_rooms(
     layout = rooms(across, down, size)
     end = (down * (size + 1) - 1, across * (size + 1) - 1)
     return maze(layout, start=(1, 1), goal=end, slip=slip, time_limit=time_limit, name="jax/many-rooms")
+
+
+class Changing(eqx.Module):
+    """Mazes on one map that follow each other: which is in force depends on the steps taken in all, not the episode's.
+
+    A state is a cell that is free in any of them. Whoever stands where a wall appears walks off it.
+    """
+
+    mazes: tuple[Tabular, ...]
+    since: tuple[int, ...] = eqx.field(static=True)
+    """The number of steps after which each is in force; the first: 0."""
+    layout: Layout = eqx.field(static=True)
+    """The map of all states."""
+
+    def __init__(
+        self, layouts: Sequence[Layout], since: Sequence[int], *, start: tuple[int, int], goal: tuple[int, int],
+        name: str,
+    ):  # fmt: skip
+        """Raises ValueError unless `since` begins with 0, ascends, and names a step for each layout."""
+        if len(since) != len(layouts) or since[0] != 0 or sorted(set(since)) != list(since):
+            raise ValueError(f"{name}: since is {tuple(since)}; one step per layout is needed, from 0 upwards")
+        drawn = [np.array([list(row) for row in layout.rows]) for layout in layouts]
+        walls = np.all([each == "#" for each in drawn], 0)
+        self.since, self.layout = tuple(since), Layout(tuple("".join(row) for row in np.where(walls, "#", ".")))
+        whole, arrive = maze(self.layout, start=start, goal=goal, name=name), self.layout.arrivals()
+        stay = np.arange(len(arrive))[:, None]
+        closed = [each[tuple(self.layout.cells.T)] == "#" for each in drawn]
+        moves = [np.eye(len(arrive))[np.where(shut[arrive], stay, arrive)] for shut in closed]
+        self.mazes = tuple(dataclasses.replace(whole, transition=each) for each in moves)
+
+    def at(self, step: int) -> Tabular:
+        """The maze in force after so many steps."""
+        return self.mazes[int(np.searchsorted(self.since, step, "right")) - 1]

@@ -27,7 +27,7 @@ algos  algos.dreamer  algos.aligned  algos.dyna  algos.smdp  algos.option_critic
 record  page  audit_curves  audit_promises  audit_causes  audit_report  report  compare  compare_page
 logs  settings  agent  examination  run
 studies  studies.alignment  studies.alignment_run  studies.alignment_report  studies.agents
-studies.dyna  studies.dyna_report
+studies.dyna  studies.dyna_report  studies.options  studies.options_report
 __init__
 cli
 """.split()

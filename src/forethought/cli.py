@@ -239,20 +239,23 @@ def _study_agents(args: Any, say: Any) -> int:
     return len(agents.run(args.out, seeds=args.seeds or 10, progress=say))
 
 
-def _study_dyna(args: Any, say: Any) -> int:
+def _study_tables(args: Any, say: Any) -> int:
+    import importlib
+
     from forethought import settings
-    from forethought.studies import dyna, dyna_report
+    from forethought.studies import dyna
 
     if args.episodes:
         raise ValueError("--episodes belongs to study alignment")
     dyna.whole_loops()
+    study, report = (importlib.import_module(f"forethought.studies.{args.name}{end}") for end in ("", "_report"))
     about = {"versions": settings.versions(), "git": settings.git_commit()}
-    found = dyna.run(args.out, seeds=args.seeds or 30, quick=args.quick, progress=say, about=about)
-    dyna_report.write(args.out, found)
-    return sum(len(found[kind]) for kind in ("maze", "change", "race"))
+    found = study.run(args.out, seeds=args.seeds or study.SEEDS, quick=args.quick, progress=say, about=about)
+    report.write(args.out, found)
+    return study.count(found)
 
 
-STUDIES = {"alignment": _study_alignment, "agents": _study_agents, "dyna": _study_dyna}
+STUDIES = {"alignment": _study_alignment, "agents": _study_agents, "dyna": _study_tables, "options": _study_tables}
 COMMANDS = {
     **{"train": _train, "demo": _demo, "eval": _eval, "audit": _audit, "report": _report, "compare": _compare},
     **{"check": _check, "study": _study},
@@ -326,9 +329,13 @@ def _parser(arguments: Sequence[str]) -> Parser:
     study = commands.add_parser("study", help="run a study, or go on with one: results.json, every seed, and a page")
     study.add_argument("name", choices=STUDIES, help="which")
     study.add_argument("--out", type=Path, required=True, help="the study's directory")
-    study.add_argument("--seeds", type=_positive, help="of each condition (default: alignment 32, agents 10, dyna 30)")
+    study.add_argument("--seeds", type=_positive, help="of each condition (default: 32; agents 10, dyna 30)")
     study.add_argument("--episodes", type=_positive, help="of each run (default: 2000, quick: 300)")
-    study.add_argument("--quick", action="store_true", help="less of it: alignment's stages alone, dyna's small mazes")
+    study.add_argument(
+        "--quick",
+        action="store_true",
+        help="less of it: fewer conditions, or fewer steps",
+    )
 
     check = commands.add_parser("check", help="say what becomes of an environment's spaces, and find its faults")
     check.add_argument("env", metavar="ENV")

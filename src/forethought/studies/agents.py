@@ -167,12 +167,19 @@ def write(out: Path, found: list[dict[str, Any]]) -> Path:
 def _shown(what: str) -> dict[str, Callable[[dict[str, Any]], np.ndarray]]:
     """What is drawn of a combination, by seed."""
 
-    def relative(key: str) -> Callable[[dict[str, Any]], np.ndarray]:
-        return lambda x: np.mean(x[f"error/{key}"], 1) / np.array(x[f"baseline/{key}"])
+    def relative(distractor: bool) -> Callable[[dict[str, Any]], np.ndarray]:
+        """The mean over keys and steps of the error, over what the key's mean would err by."""
+
+        def share(x: dict[str, Any]) -> np.ndarray:
+            names = [k.removeprefix("error/") for k in x if k.startswith("error/")]
+            names = [k for k in names if (k == KEY) == distractor]
+            return np.mean([np.mean(x[f"error/{k}"], 1) / np.array(x[f"baseline/{k}"]) for k in names], 0)
+
+        return share
 
     shown: dict[str, Callable[[dict[str, Any]], np.ndarray]] = {
         "return": lambda x: np.mean(x["return"], 1),
-        "model error, task (share of variance)": relative("obs"),
+        "model error, task (share of variance)": relative(False),
         "promised minus real": lambda x: np.array(x["gap"]),
     }
-    return shown | ({} if what == "none" else {"model error, distractor (share of variance)": relative(KEY)})
+    return shown | ({} if what == "none" else {"model error, distractor (share of variance)": relative(True)})

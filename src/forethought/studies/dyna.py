@@ -26,6 +26,8 @@ from forethought.envs import mazes
 from forethought.envs.tabular import Tabular
 from forethought.ops.dynamic import policy_evaluation, value_iteration
 
+SEEDS = 30
+"""Unless it is said."""
 GAMMA, EPSILON = 0.95, 0.1
 PLANNING = (0, 5, 50)
 EPISODES, MAZE_STEPS = 50, 20_000
@@ -235,3 +237,8 @@ def run(
     found |= about | {"configs": {name: dataclasses.asdict(cfg) for name, cfg in configs.items()}}
     page.write(out / "results.json", json.dumps(found, allow_nan=False) + "\n")
     return found
+
+
+def count(found: dict[str, Any]) -> int:
+    """How many conditions were run."""
+    return sum(len(found[kind]) for kind in ("maze", "change", "race"))

@@ -58,3 +58,20 @@ def test_the_error_of_the_distractor_is_measured_apart_and_against_its_own_sprea
     assert found["baseline/distractor"] == pytest.approx(1.0, abs=0.3)  # 2 x 51 x 2 draws
     assert (found["error/distractor"] > 0.5).all()
     assert found["return"].shape == (2,) and (found["return"] < 0).all() and np.isfinite(found["gap"])
+
+
+def test_errors_of_several_keys_are_drawn_as_one_share(tmp_path):
+    row = {
+        "env": "jax/cartpole-swingup",
+        "distractor": "irrelevant sine",
+        "arm": "shared encoder",
+        "return": [[1.0, 3]] * 2,
+        "gap": [0.5, 0.7],
+        "error/distractor": [[9.0]] * 2,
+        "baseline/distractor": [3.0] * 2,
+    }
+    for key, error in (("position", 0.2), ("velocity", 0.6)):
+        row |= {f"error/{key}": [[error, error]] * 2, f"baseline/{key}": [2.0, 1.0]}
+    page = agents.write(tmp_path, [row]).read_text()
+    # (0.2 / 2 + 0.6 / 2) / 2 = 0.2 and (0.2 + 0.6) / 2 = 0.4; their mean 0.3, and 3 for the distractor.
+    assert ">0.3<" in page and ">3<" in page

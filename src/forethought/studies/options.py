@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
@@ -123,7 +124,7 @@ def models(seeds: int, share: float) -> dict[str, Any]:
     best = dynamic.value_iteration(env.tables(GAMMA))
     gaps = []
     for i in range(seeds):
-        one = dataclasses.replace(state, **{n: getattr(state, n)[i] for n in ("q", "reward", "arrival", "updates")})
+        one = jax.tree.map(lambda x, i=i: jnp.asarray(x[i]), state)
         planned = dynamic.value_iteration(smdp.learned_model(one, options, np.asarray(env.terminal)), tolerance=1e-9)
         gaps.append(float(np.abs(planned - best).max()))
     return {"ticks": ticks, "gap": gaps}

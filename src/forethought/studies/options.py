@@ -1,8 +1,8 @@
 """Options in rooms: what is exact of them, what they do to learning, where they help and where they do not.
 
-Sutton, Precup & Singh (1999), section 4, and two tasks on equal budgets of primitive steps: a grid of many rooms with
-one reward far away, where options that lead from door to door should help, and a goal in the middle of a room, where
-options that only know doors pass it by.
+Sutton, Precup & Singh (1999), section 4, and learning on equal budgets of primitive steps: in a grid of many rooms with
+one reward far away, where options that lead from door to door should help, and with one nearby, from which they lead
+away.
 """
 
 from __future__ import annotations
@@ -33,10 +33,17 @@ from forethought.types import PerStep
 SEEDS = 32
 """Unless it is said."""
 GAMMA = 0.9
+MANY = mazes.rooms(4, 4, 5)
 HALL, MIDDLE = (7, 9), (9, 9)
 """The paper's goals G1 and G2: the east hallway, and a cell inside the lower right room."""
 TASKS: dict[str, tuple[Tabular, Layout, int, float]] = {
-    "many rooms": (mazes.many_rooms(4, 4, 5, time_limit=400), mazes.rooms(4, 4, 5), 60_000, 0.98),
+    "many rooms": (mazes.many_rooms(4, 4, 5, time_limit=400), MANY, 60_000, 0.98),
+    "many rooms, goal in the first": (
+        mazes.maze(MANY, start=(1, 1), goal=(5, 5), time_limit=400, name="jax/near-goal"),
+        MANY,
+        20_000,
+        0.98,
+    ),
     "four rooms, goal in a hallway": (mazes.four_rooms(HALL, time_limit=300), FOUR_ROOMS, 30_000, GAMMA),
     "four rooms, goal in a room": (mazes.four_rooms(MIDDLE, time_limit=300), FOUR_ROOMS, 30_000, GAMMA),
 }

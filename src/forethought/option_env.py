@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 
 from forethought.options import Limits, OptionSet, Under, advanced, chosen, declared, summed
 from forethought.protocols import AbstractEnv, AbstractOption
-from forethought.types import Decision, Discount, Spec, TimeStep, check_unit
+from forethought.types import Decision, Discount, Spec, TimeStep
 
 MAX_STEPS = 1000
 """An option runs no longer than this unless it is said."""
@@ -82,17 +82,15 @@ class OptionEnv(AbstractEnv):
             ValueError: a rule in another unit than the environment's, no options, limits that leave no step, or an
                 environment that declares irreversible actions: a run is compiled, where nobody can be asked.
         """
-        check_unit(rule, env.spec)
+        limits = Limits.of(env.spec, rule, max_steps, max_time)
         if env.spec.irreversible:
             raise ValueError(
                 f"{env.spec.name}: it declares irreversible actions, and a compiled run of options asks nobody; "
                 "act in it with HostOptions over Gated"
             )
-        if max_steps < 1 or not max_time > 0:
-            raise ValueError(f"{env.spec.name}: max_steps is {max_steps}, max_time {max_time}; both must be above 0")
         self.env, self.rule, self.interrupt = env, rule, interrupt
         self.options = OptionSet([*options, *([] if fallback is None else [fallback])])
-        self.limits, self.fallback = Limits(max_steps, max_time), fallback is not None
+        self.limits, self.fallback = limits, fallback is not None
         self.record = max_steps if record else None
 
     @property

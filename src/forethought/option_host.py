@@ -22,7 +22,7 @@ from forethought.option_env import MAX_STEPS, Interrupt, legality
 from forethought.options import Limits, OptionSet, Under, advanced, chosen, declared, summed
 from forethought.protocols import AbstractOption, HostEnv
 from forethought.tree import named_arrays, select
-from forethought.types import Discount, EndReason, Spec, TimeStep, check_unit
+from forethought.types import Discount, EndReason, Spec, TimeStep
 
 
 class Runner(eqx.Module):
@@ -79,11 +79,9 @@ def runner(
     fallback: AbstractOption | None, interrupt: Interrupt | None,
 ) -> Runner:  # fmt: skip
     """Raises ValueError as `OptionEnv` does."""
-    check_unit(rule, spec)
-    if max_steps < 1 or not max_time > 0:
-        raise ValueError(f"{spec.name}: max_steps is {max_steps}, max_time {max_time}; both must be above 0")
+    limits = Limits.of(spec, rule, max_steps, max_time)
     everyone = OptionSet([*options, *([] if fallback is None else [fallback])])
-    return Runner(everyone, rule, Limits(max_steps, max_time), interrupt, fallback is not None)
+    return Runner(everyone, rule, limits, interrupt, fallback is not None)
 
 
 class HostOptions:

@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from forethought.protocols import AbstractOption
-from forethought.types import Decision, Discount, Discrete, EndReason, Spec, TimeStep
+from forethought.types import Decision, Discount, Discrete, EndReason, Spec, TimeStep, check_unit
 
 
 class Primitive(AbstractOption):
@@ -92,7 +92,7 @@ class OptionSet(eqx.Module):
 
     def can_start(self, time_step: TimeStep) -> Bool[Array, " O"]:
         if self.alike:
-            return jax.vmap(lambda option: option.can_start(time_step))(self._stacked())
+            return jax.vmap(lambda option: option.can_start(time_step))(self.stacked())
         return jnp.stack([option.can_start(time_step) for option in self.options])
 
     def initial(self) -> PyTree:
@@ -121,11 +121,12 @@ class OptionSet(eqx.Module):
         stops = [lambda carries, i=i: self.options[i].stop_prob(carries[i], time_step) for i in range(len(self))]
         return jax.lax.switch(index, stops, carry)
 
-    def _stacked(self) -> AbstractOption:
+    def stacked(self) -> Any:
+        """The options, which are alike, as one whose arrays lead with O."""
         return jax.tree.map(lambda *xs: jnp.stack([jnp.asarray(x) for x in xs]), *self.options)
 
     def _one(self, index: Int[Array, ""]) -> AbstractOption:
-        return jax.tree.map(lambda x: x[index], self._stacked())
+        return jax.tree.map(lambda x: x[index], self.stacked())
 
 
 def declared(spec: Spec, count: int) -> Spec:
@@ -142,6 +143,14 @@ class Limits(eqx.Module):
 
     steps: int
     time: float = np.inf
+
+    @classmethod
+    def of(cls, spec: Spec, rule: Discount, max_steps: int, max_time: float) -> Limits:
+        """Raises ValueError for limits that leave no step, and for a rule in another unit than the environment's."""
+        check_unit(rule, spec)
+        if max_steps < 1 or not max_time > 0:
+            raise ValueError(f"{spec.name}: max_steps is {max_steps}, max_time {max_time}; both must be above 0")
+        return cls(max_steps, max_time)
 
 
 class Under(eqx.Module):

@@ -165,13 +165,12 @@ def run(
     if (cfg.method == "intra" or cfg.model) and any(np.any((o.policy > 0) & (o.policy < 1)) for o in options):
         raise ValueError("intra-option learning needs options that choose one action for sure; one draws it")
     everyone, limits = OptionSet(options), Limits(cfg.max_steps)
-    tables = jax.tree.map(lambda *xs: jnp.stack([jnp.asarray(x) for x in xs]), *options)
     begin_key, tick_key = jax.random.split(key)
     env_state, now = env.reset(key=begin_key)
     over = dataclasses.replace(chosen(everyone, jnp.int32(0)), reason=jnp.int32(1))
     zero = jnp.zeros((), jnp.int32)
     held = Held(init(cfg, _size(env), len(options)), env_state, now, over, zero, jnp.zeros(()), zero)
-    return _ticks(cfg, env, everyone, tables, rule, limits, held, steps, tick_key)
+    return _ticks(cfg, env, everyone, everyone.stacked(), rule, limits, held, steps, tick_key)
 
 
 def _ticks(
@@ -190,8 +189,8 @@ def _ticks(
             lambda: env.step(held.env_state, decision.action, key=env_key),
         )
         there = arrived.obs["state"]
-        values = jnp.where(tables.initiation[:, there], state.q[there], -jnp.inf)
-        gives_way = cfg.interrupt & (values.max() > state.q[there, under.index])
+        top = best(state.q[there], tables.initiation[:, there])
+        gives_way = cfg.interrupt & (top > state.q[there, under.index])
         went = advanced(
             options, dataclasses.replace(under, carry=carry), arrived, rule, limits, gives_way, key=stop_key
         )

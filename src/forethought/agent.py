@@ -15,7 +15,7 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from forethought import checkpoint, packing
 from forethought.auditing import episodes
-from forethought.collect import row_of
+from forethought.collect import blank, row_of
 from forethought.envs import made_pure, make
 from forethought.envs.hosted import Hosted
 from forethought.protocols import AbstractEnv, AbstractPolicy, AbstractWorldModel
@@ -115,10 +115,7 @@ def replayed(directory: str | os.PathLike[str], most: int = 200) -> list[Step]:
 
 def _example(policy: AbstractPolicy, spec: Spec) -> Step:
     """A row as training collects it."""
-    zero = jnp.zeros((), jnp.float32)
-    obs = {name: jnp.zeros(space.shape, space.dtype) for name, space in spec.obs.items()}
-    off = jnp.zeros((), bool)
-    step = TimeStep(obs, zero, zero, off, off, zero, zero)
+    step = blank(spec)
     return row_of(step, policy(policy.initial(), step, key=jax.random.key(0))[1], jnp.zeros((), jnp.int32))
 
 

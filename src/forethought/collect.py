@@ -17,7 +17,7 @@ from jaxtyping import Array, Int, PRNGKeyArray, PyTree
 
 from forethought import tree
 from forethought.protocols import AbstractEnv, AbstractPolicy, HostEnv
-from forethought.types import Box, Decision, Discrete, Step, TimeStep
+from forethought.types import Box, Decision, Discrete, Spec, Step, TimeStep
 
 
 class Stream(eqx.Module):
@@ -128,6 +128,8 @@ class RandomPolicy(AbstractPolicy):
     """Uniform over discrete actions, or over [-1, 1] per dimension; what agents are compared with."""
 
     action: Box | Discrete = eqx.field(static=True)
+    extras: PyTree = None
+    """Void extras of a learner, so that its rows and these are of one structure."""
 
     def initial(self) -> None:
         return None
@@ -135,9 +137,17 @@ class RandomPolicy(AbstractPolicy):
     def __call__(self, carry: None, time_step: TimeStep, *, key: PRNGKeyArray) -> tuple[None, Decision]:
         check_legal(time_step)
         if isinstance(self.action, Discrete):
-            return None, Decision(jax.random.randint(key, (), 0, self.action.n), jnp.log(1.0 / self.action.n))
-        sample = jax.random.uniform(key, self.action.shape, minval=-1.0, maxval=1.0)
-        return None, Decision(sample, -jnp.log(2.0) * sample.size)
+            action, log_prob = jax.random.randint(key, (), 0, self.action.n), jnp.log(1.0 / self.action.n)
+        else:
+            action = jax.random.uniform(key, self.action.shape, minval=-1.0, maxval=1.0)
+            log_prob = -jnp.log(2.0) * action.size
+        return None, Decision(action, log_prob, self.extras)
+
+    @classmethod
+    def beside(cls, policy: AbstractPolicy, spec: Spec) -> RandomPolicy:
+        """The random policy whose rows have the structure of those of `policy`."""
+        shapes = jax.eval_shape(lambda: policy(policy.initial(), blank(spec), key=jax.random.key(0))[1].extras)
+        return cls(spec.action, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
 
 
 class ZeroPolicy(AbstractPolicy):
@@ -151,6 +161,13 @@ class ZeroPolicy(AbstractPolicy):
     def __call__(self, carry: None, time_step: TimeStep, *, key: PRNGKeyArray) -> tuple[None, Decision]:
         check_legal(time_step)
         return None, Decision(jnp.asarray(self.action.rest()), jnp.zeros(()))
+
+
+def blank(spec: Spec) -> TimeStep:
+    """A time step of an environment, all of it 0: an example of its structure."""
+    zero, off = jnp.zeros((), jnp.float32), jnp.zeros((), bool)
+    obs = {name: jnp.zeros(space.shape, space.dtype) for name, space in spec.obs.items()}
+    return TimeStep(obs, zero, zero, off, off, zero, zero)
 
 
 def check_legal(time_step: TimeStep) -> None:

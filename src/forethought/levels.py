@@ -98,7 +98,7 @@ def agreement(found: Runs) -> dict[int, dict[str, Any]]:
         told: dict[str, Any] = {"runs": len(own), "correlation": None, "p": None, "against": False}
         if len(own) >= FEW and np.ptp(own) > 0 and np.ptp(task) > 0:
             test: Any = scipy.stats.spearmanr(own, task, alternative="less")
-            told |= {"correlation": float(test.statistic), "p": float(test.pvalue), "against": test.pvalue < SURE}
+            told |= {"correlation": float(test.statistic), "p": float(test.pvalue), "against": bool(test.pvalue < SURE)}
         table[int(option)] = told
     return table
 

@@ -105,7 +105,8 @@ def begin(learner: Learner, cfg: Any, env: AbstractEnv, *, key: PRNGKeyArray) ->
     Returns the loop's state, its ring, and the rows [T, B] collected so far."""
     agent_key, stream_key, loop_key = jax.random.split(key, 3)
     agent = learner.init(cfg, env.spec, key=agent_key)
-    policy, random = learner.policy(cfg, agent), collect.RandomPolicy(env.spec.action)
+    policy = learner.policy(cfg, agent)
+    random = collect.RandomPolicy.beside(policy, env.spec)
     streams = jax.vmap(lambda i: collect.begin(env, random, i, key=stream_key))(jnp.arange(cfg.envs))
     streams, rows = _collect(env, random, streams, prefill_ticks(cfg), jnp.zeros((), jnp.int32))
     carry = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x)[None], cfg.envs, 0), policy.initial())
@@ -230,6 +231,7 @@ class HostLoop:
         agent_key, stream_key, self._key = jax.random.split(jax.random.key(seed), 3)
         agent = eqx.filter_jit(lambda key: learner.init(cfg, env.spec, key=key))(agent_key)
         policy = learner.policy(cfg, agent)
+        self._random = collect.RandomPolicy.beside(policy, env.spec)
         arrays, self._static = eqx.partition(agent, eqx.is_array)
         self._arrays = devices.spread(arrays, num_devices)
         acting, acting_static = eqx.partition(policy, eqx.is_array)
@@ -287,8 +289,7 @@ class HostLoop:
         return carry, row
 
     def _prefill(self) -> list[tuple[float, int]]:
-        random = collect.RandomPolicy(self.spec.action)
-        decide = jax.jit(lambda stream: collect.decide(random, stream, jnp.zeros((), jnp.int32)))
+        decide = jax.jit(lambda stream: collect.decide(self._random, stream, jnp.zeros((), jnp.int32)))
         stream = dataclasses.replace(self.stream, carry=None)
         stream, rows = collect.collect_host(self.env, decide, stream, prefill_ticks(self.cfg))
         self.stream = dataclasses.replace(stream, carry=self.stream.carry)

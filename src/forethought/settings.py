@@ -17,7 +17,7 @@ from typing import Any
 from forethought._version import __version__
 from forethought.types import Spec, describe, spec_from
 
-ALGORITHMS = {"dreamer": "forethought.algos.dreamer"}
+ALGORITHMS = {"dreamer": "forethought.algos.dreamer", "director": "forethought.algos.director"}
 LIBRARIES = ("jax", "jaxlib", "equinox", "optax", "numpy", "gymnasium", "dm_control", "mujoco")
 SCHEMA = 1
 

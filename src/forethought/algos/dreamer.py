@@ -33,7 +33,8 @@ from forethought.imagine import imagine
 from forethought.models.actor_critic import Actor, Critic
 from forethought.models.rssm import RSSM, Latent
 from forethought.models.sight import Alignment, Sight, alignment
-from forethought.ops import loops, losses
+from forethought.ops import loops
+from forethought.ops.laprop import laprop
 from forethought.ops.returns import lambda_returns, survival
 from forethought.ops.stats import ReturnScale
 from forethought.protocols import AbstractPolicy
@@ -441,19 +442,11 @@ def _real_losses(
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
     """The losses of real rows [N], from their latents and posteriors."""
     (model, sight, critic), (latents, post), (step, counts, targets) = nets, seen, data
-    features, prior = latents.features(), model.prior_probs(latents.deter)
-    view = sight(features, lambda: model.observation(step.obs))
-    dynamics, representation = jax.vmap(losses.balanced_kl, (0, 0, None))(jnp.log(post), jnp.log(prior), cfg.free_nats)
-    reward = jax.vmap(lambda x, y: losses.two_hot_loss(x, y, model.bins))(model.reward(features), step.reward)
-    terms = {
-        "real/loss/dynamics": dynamics,
-        "real/loss/representation": representation,
-        "real/loss/obs": sum(model.obs_loss(features, step.obs).values()),
-        "real/loss/reward": jnp.where(step.first, 0.0, reward),  # a first row's reward is void
-        "real/loss/discount": optax.sigmoid_binary_cross_entropy(model.discount(features)[:, 0], step.discount),
-        "real/loss/replay_critic": counts * _critic_loss(cfg, critic, slow, view, targets),
-    }
+    view = sight(latents.features(), lambda: model.observation(step.obs))
+    terms = {f"real/loss/{name}": x for name, x in model.losses(latents, post, step, cfg.free_nats).items()}
+    terms["real/loss/replay_critic"] = counts * critic.pulled_loss(view, targets, slow, cfg.slow_weight)
     total, means = _weighted(cfg, terms, step.last.shape)
+    prior = model.prior_probs(latents.deter)
     return total, means | {"real/prior_entropy": -jnp.sum(prior * jnp.log(prior), (-2, -1)).mean()}
 
 
@@ -469,10 +462,8 @@ def _imagined_losses(
     (sight, actor, critic), (latents, expected, raw, weight, value) = nets, data
     view = sight(latents.features(), lambda: expected)
     actor_loss, entropy = _actor_loss(cfg, actor, view, raw, returns, value, scale)
-    terms = {
-        "imagined/loss/actor": weight * actor_loss,
-        "imagined/loss/critic": weight * _critic_loss(cfg, critic, slow, view, jax.lax.stop_gradient(returns)),
-    }
+    critic_loss = critic.pulled_loss(view, jax.lax.stop_gradient(returns), slow, cfg.slow_weight)
+    terms = {"imagined/loss/actor": weight * actor_loss, "imagined/loss/critic": weight * critic_loss}
     total, means = _weighted(cfg, terms, weight.shape)
     return total, means | {"imagined/entropy": entropy.mean()}
 
@@ -533,27 +524,5 @@ def _through_model(cfg: Config, actor: Actor) -> bool:
     return cfg.actor_gradient == "dynamics" or (cfg.actor_gradient == "auto" and isinstance(actor.action, Box))
 
 
-def _critic_loss(
-    cfg: Config, critic: Critic, slow: Critic, view: Float[Array, "*batch V"], targets: Float[Array, "*batch"]
-) -> Float[Array, "*batch"]:
-    """Cross-entropy to the targets, and to the slow critic's values, which keeps the critic from running away."""
-    logits = critic.net(view)
-    pull = critic.loss(logits, jax.lax.stop_gradient(slow.value(view)))
-    return critic.loss(logits, targets) + cfg.slow_weight * pull
-
-
 def _optimizer(cfg: Config) -> optax.GradientTransformation:
-    """LaProp (Ziyin et al. 2020): the gradient is normalised by its running scale, then averaged."""
-    warmup = optax.linear_schedule(0.0, cfg.learning_rate, cfg.warmup) if cfg.warmup else cfg.learning_rate
-    return optax.chain(
-        optax.stateless(lambda grads, params: jax.tree.map(lambda g, p: _clip(g, p, cfg.clip), grads, params)),
-        optax.scale_by_rms(0.999, eps=1e-20, eps_in_sqrt=False, bias_correction=True),
-        optax.ema(0.9),
-        optax.scale_by_learning_rate(warmup),
-    )
-
-
-def _clip(grad: Array, param: Array, share: float) -> Array:
-    """Adaptive gradient clipping (Brock et al. 2021), per tensor."""
-    limit = share * jnp.maximum(1e-3, jnp.linalg.norm(param.ravel()))
-    return grad * jnp.minimum(1.0, limit / jnp.maximum(jnp.linalg.norm(grad.ravel()), 1e-12))
+    return laprop(cfg.learning_rate, warmup=cfg.warmup, clip=cfg.clip)

@@ -65,13 +65,15 @@ def make(
     One decision takes `action_repeat` simulator steps and lasts 1 in the unit 'decision', or, in host environments,
     the steps really taken in the unit 'simulator step'. For host environments: `num` copies on `processes` worker
     processes (0: in this one); the seed of an episode is a function of (seed, environment, episode); `time_limit`
-    truncates after that many decisions. `distract` adds distractors, such as dict(kind="relevant", dims=8,
-    dynamics="sine"); see `envs.distract`. A pure environment is returned unbatched, so `num`, `seed` and `processes`
-    are the caller's affair.
+    truncates after that many decisions, and so it does in those pure ones, made by name, that have such a field.
+    `distract` adds distractors, such as dict(kind="relevant", dims=8, dynamics="sine"); see `envs.distract`. A pure
+    environment is returned unbatched, so `num`, `seed` and `processes` are the caller's affair.
 
     Raises, in one line, ValueError for an unknown name (with the nearest ones) or a setting that does not fit, and
     EnvironmentFault where the environment itself raises when it is made.
     """
+    if isinstance(env, str) and env.startswith("jax/") and time_limit is not None:
+        kwargs, time_limit = kwargs | {"time_limit": time_limit}, None
     rules = Rules(action_repeat, unit, time_limit)
     pure = made_pure(env, kwargs, distract)
     if pure is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -43,3 +44,11 @@ class Critic(eqx.Module):
     def loss(self, logits: Float[Array, "*batch K"], target: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
         bins = losses.symexp_bins(*self.bins)
         return jnp.vectorize(lambda x, y: losses.two_hot_loss(x, y, bins), signature="(k),()->()")(logits, target)
+
+    def pulled_loss(
+        self, view: Float[Array, "*batch V"], target: Float[Array, "*batch"], slow: Critic, weight: float
+    ) -> Float[Array, "*batch"]:
+        """Cross-entropy to the targets, and to the slow critic's values, which keeps the critic from running away."""
+        logits = self.net(view)
+        pull = self.loss(logits, jax.lax.stop_gradient(slow.value(view)))
+        return self.loss(logits, target) + weight * pull

@@ -13,11 +13,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 from forethought import nets, protocols
 from forethought.ops import dists, losses
-from forethought.types import Box, Discrete, Outcome, Space, Spec
+from forethought.types import Box, Discrete, Outcome, Space, Spec, TimeStep
 
 
 class Latent(eqx.Module):
@@ -256,6 +257,27 @@ class RSSM(protocols.HeadedModel):
         """The reconstruction loss of each key (`ObsCode.loss`)."""
         parts = zip(self.codes, self._split(self.decoder(features)), strict=True)
         return {code.key: code.loss(part, obs[code.key]) for code, part in parts}
+
+    def losses(
+        self, latents: Latent, post: Float[Array, "N S C"], step: TimeStep, free_nats: float
+    ) -> dict[str, Float[Array, " N"]]:
+        """The losses of rows [N] that were filtered, by what they train.
+
+        Args:
+            latents, post: as `filter` returned them.
+            step: what was observed.
+            free_nats: below this, the KL losses have no gradient.
+        """
+        features, prior = latents.features(), self.prior_probs(latents.deter)
+        kl = jax.vmap(losses.balanced_kl, (0, 0, None))(jnp.log(post), jnp.log(prior), free_nats)
+        reward = jax.vmap(lambda x, y: losses.two_hot_loss(x, y, self.bins))(self.reward(features), step.reward)
+        return {
+            "dynamics": kl[0],
+            "representation": kl[1],
+            "obs": jnp.stack([*self.obs_loss(features, step.obs).values()]).sum(0),
+            "reward": jnp.where(step.first, 0.0, reward),  # a first row's reward is void
+            "discount": optax.sigmoid_binary_cross_entropy(self.discount(features)[:, 0], step.discount),
+        }
 
     def _observe(self, latent: Latent, action: Array, tokens: Array, first: Array, key: PRNGKeyArray):
         latent, action = jax.tree.map(lambda x: jnp.where(first, 0.0, x), (latent, self._embed(action)))

@@ -17,7 +17,8 @@ def in_chunks(function: Callable[[Any], Any], rows: PyTree, size: int = CHUNK) -
     Differentiated, it computes a chunk anew instead of keeping all that lies between."""
     lead = jax.tree.leaves(rows)[0].shape[:2]
     chunks = _chunks(lead[0] * lead[1], size)
-    parts = jax.tree.map(lambda x: x.reshape(chunks, -1, *x.shape[2:]), rows)
+    each = lead[0] * lead[1] // chunks  # said, since -1 is not known where an axis is empty
+    parts = jax.tree.map(lambda x: x.reshape(chunks, each, *x.shape[2:]), rows)
     found = jax.lax.map(jax.checkpoint(lambda part: function(part)), parts)
     return jax.tree.map(lambda x: x.reshape(*lead, *x.shape[2:]), found)
 

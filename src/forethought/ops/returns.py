@@ -19,7 +19,7 @@ def lambda_returns(
     factor: Float[Array, " T"],
     value: Float[Array, " T"],
     last: Bool[Array, " T"],
-    lam: float | Float[Array, ""],
+    lam: float | Float[Array, ""] | Float[Array, " T"],
 ) -> Float[Array, " T-1"]:
     """Computes TD(lambda) targets that stop at an episode's end (Sutton & Barto 2018, eq. 12.18).
 
@@ -34,19 +34,21 @@ def lambda_returns(
         factor: discount * gamma^duration per row; row 0's is not used.
         value: estimates at every row, the final one included.
         last: the episode ended at this row for any reason.
-        lam: in [0, 1].
+        lam: in [0, 1]; one per row where traces are cut at some (row 0's is not used): with 1 inside options and lam
+            where one is over, targets of rows that chose an option are lambda returns over options.
 
     Returns:
         Targets for rows 0 .. T - 2, in units of reward.
     """
 
     def backward(later: Array, row: tuple[Array, ...]) -> tuple[Array, Array]:
-        reward, factor, value, last = row
+        reward, factor, value, last, lam, rest = row
         # Chosen, not weighted with 0, so that not even an infinite value leaks from the next episode.
-        target = reward + factor * jnp.where(last, value, (1 - lam) * value + lam * later)
+        target = reward + factor * jnp.where(last, value, rest * value + lam * later)
         return target, target
 
-    rows = jax.tree.map(lambda x: x[1:], (reward, factor, value, last))
+    traces = (jnp.broadcast_to(x, reward.shape) for x in (lam, 1 - lam))
+    rows = jax.tree.map(lambda x: x[1:], (reward, factor, value, last, *traces))
     targets = jax.lax.scan(backward, value[-1], rows, reverse=True)[1]
     return jnp.where(last[:-1], 0.0, targets)
 

@@ -58,9 +58,9 @@ class ReturnScale(eqx.Module):
         low, high = jnp.percentile(returns, jnp.array([5.0, 95.0]))
         return ReturnScale(self.low + rate * (low - self.low), self.high + rate * (high - self.high))
 
-    def value(self) -> Float[Array, ""]:
+    def value(self, least: float = 1.0) -> Float[Array, ""]:
         """What advantages are divided by: at least 1, so that small returns are not blown up to noise."""
-        return jnp.maximum(1.0, self.high - self.low)
+        return jnp.maximum(least, self.high - self.low)
 
 
 def iqm(x: Float[np.ndarray, "S *rest"]) -> Float[np.ndarray, "*rest"]:

@@ -45,7 +45,8 @@ class TimeStep(eqx.Module):
 class Decision(eqx.Module):
     """What a policy did at one time step."""
 
-    action: Array
+    action: PyTree[Array]
+    """An array, as environments take; a tree where a model's actions say more (models/goals.py)."""
     log_prob: Float[Array, "*batch"] | None
     """Log-density of the behaviour policy; None for planners, the same for a whole run."""
     extras: PyTree = None
@@ -79,7 +80,7 @@ class Step(eqx.Module):
     """
 
     time_step: TimeStep
-    action: Array
+    action: PyTree[Array]
     """Void (zeros) where `time_step.last`."""
     log_prob: Float[Array, "*batch"] | None
     depth: Int[Array, "*batch"]

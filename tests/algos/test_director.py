@@ -7,9 +7,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from forethought import collect, devices, levels, loop
+from forethought import collect, devices, levels
 from forethought.algos import director
 from forethought.envs import tabular
 from forethought.envs.distractor import Distractor
@@ -48,19 +49,32 @@ def losses_with_gradients(monkeypatch):
 def begun(case):
     """(cfg, a fresh agent, windows [B, T] of its own play, the compiled update, and the agent after three)."""
     env, cfg = CASES[case]
-    pure, ring, _ = jax.jit(lambda: loop.begin(director, cfg, env, key=KEY))()
-    for _ in range(8):
-        pure, ring, _ = jax.jit(
-            lambda p, r: loop.iterate(director, dataclasses.replace(cfg, updates=1), env, RULE, p, r)
-        )(pure, ring)
-    rows = ring.sample(cfg.batch, cfg.length, key=jax.random.key(1))
+    agent = before = fresh(cfg, env)
+    _, rows = played(env, cfg, agent, cfg.batch * cfg.length)
+    rows = jax.tree.map(lambda x: x.reshape(cfg.batch, cfg.length, *x.shape[1:]), rows)
     update = jax.jit(lambda agent, rows, key: director.update(cfg, agent, rows, RULE, key=key))
-    agent = before = loop.begin(director, cfg, env, key=KEY)[0].agent
     for i in range(3):
         agent, metrics = update(agent, rows, jax.random.key(i))
     assert metrics.keys() == director.METRICS.keys()
     assert all(np.isfinite(value) for value in metrics.values()), metrics
     return cfg, before, rows, update, agent
+
+
+def fresh(cfg, env):
+    return jax.jit(lambda: director.init(cfg, env.spec, key=KEY))()
+
+
+def played(env, cfg, agent, count, reach=2.0):
+    """The sampling policy of an agent, and rows of its play."""
+    policy = director.policy(cfg, agent)
+    policy = dataclasses.replace(policy, pursuing=dataclasses.replace(policy.pursuing, reach=reach))
+
+    @jax.jit
+    def play(policy):
+        stream = collect.begin(env, policy, 0, key=KEY)
+        return collect.collect(env, policy, stream, count, policy_version=agent.updates)[1]
+
+    return policy, play(policy)
 
 
 @cases
@@ -103,9 +117,8 @@ def test_each_loss_trains_what_it_says(case, losses_with_gradients):
         assert moved == expected, name
 
 
-@cases
-def test_two_devices_that_share_a_batch_make_the_same_update(case):
-    cfg, _, rows, update, agent = begun(case)
+def test_two_devices_that_share_a_batch_make_the_same_update():
+    cfg, _, rows, _, agent = begun("two levels")
     # Which rollouts practise depends on their place among a device's own.
     cfg = dataclasses.replace(cfg, practice=0.0)
     alone = jax.jit(lambda agent, rows, key: director.update(cfg, agent, rows, RULE, key=key))(agent, rows, KEY)[1]
@@ -124,29 +137,27 @@ def test_similarity_is_one_at_the_goal_alone():
     """max-cosine: of (3, 4) to itself 1; to twice itself 50 / 100; to a perpendicular 0; to its opposite -1."""
     goal = jnp.array([3.0, 4.0])
     states = jnp.array([[3.0, 4.0], [6.0, 8.0], [-4.0, 3.0], [-3.0, -4.0]])
-    np.testing.assert_allclose(similarity(goal, states), [1.0, 0.5, 0.0, -1.0], atol=1e-6)
+    np.testing.assert_allclose(jax.vmap(similarity, (None, 0))(goal, states), [1.0, 0.5, 0.0, -1.0], atol=1e-6)
     assert similarity(jnp.zeros(2), jnp.zeros(2)) == 0
 
 
 def test_goals_learn_to_stand_for_states():
-    """Four clusters of states and four codes: each cluster's code stands for it, and what lies elsewhere is novel."""
-    goals = Goals(8, 1, 4, 32, 1, key=KEY)
+    """Four clusters of states and nine codes: each cluster's code stands for it, and what lies elsewhere is novel."""
+    goals = Goals(8, 2, 3, 32, 1, key=KEY)
     centres = jnp.concatenate([jnp.eye(4), -jnp.eye(4)], 1)
-    import optax
-
-    optimiser = optax.adam(1e-2)
+    optimiser = optax.adam(3e-3)
 
     @jax.jit
     def step(goals, held, key):
         states = centres[jax.random.randint(key, (64,), 0, 4)]
-        slope = eqx.filter_grad(lambda g: g.loss(states, 0.01, key=key).mean())(goals)
+        slope = eqx.filter_grad(lambda g: g.loss(states, 1e-3, key=key).mean())(goals)
         moves, held = optimiser.update(slope, held)
         return eqx.apply_updates(goals, moves), held
 
     held = optimiser.init(eqx.filter(goals, eqx.is_inexact_array))
-    for i in range(400):
+    for i in range(800):
         goals, held = step(goals, held, jax.random.key(i))
-    assert len({int(x) for x in goals.code(centres)[:, 0]}) == 4
+    assert len({tuple(x.tolist()) for x in goals.code(centres)}) == 4
     np.testing.assert_allclose(goals.target(goals.code(centres)), centres, atol=0.1)
     assert goals.novelty(centres).max() < 0.01 < 0.1 < goals.novelty(jnp.full(8, 1.0))
 
@@ -154,11 +165,8 @@ def test_goals_learn_to_stand_for_states():
 @pytest.mark.parametrize("reach, why, durations", [(2.0, EndReason.LIMIT, {3}), (-2.0, EndReason.GOAL, {1})])
 def test_a_goal_is_over_when_it_is_reached_or_late(reach, why, durations):
     """Of span 3, never reached or reached at once: every run but an episode's last ends so, and after so long."""
-    env, cfg = CASES["two levels"][0], dataclasses.replace(TINY, reach=reach)
-    agent = director.init(cfg, env.spec, key=KEY)
-    policy = director.policy(cfg, agent)
-    stream = collect.begin(env, policy, 0, key=KEY)
-    rows = collect.collect(env, policy, stream, 60, policy_version=agent.updates)[1]
+    env, cfg = CASES["two levels"]
+    policy, rows = played(env, cfg, fresh(cfg, env), 60, reach)
     record, own = director.recorded(policy, rows, RULE, key=KEY)
     found = levels.runs(record, own)
     by_itself = found.reason != EndReason.EPISODE
@@ -179,14 +187,14 @@ def test_training_data_is_known_by_the_policy_that_made_it():
     env, cfg = CASES["two levels"]
     agent = begun("two levels")[-1]
     other = eqx.tree_at(lambda a: a.params.levels.high, agent, jax.tree.map(lambda x: 30 * x, agent.params.levels.high))
-    policy = director.policy(cfg, agent)
-    rows = collect.collect(env, policy, collect.begin(env, policy, 0, key=KEY), 200, policy_version=agent.updates)[1]
-    high, low = (np.asarray(x) for x in director.log_probs(policy, rows, key=KEY))
+    policy, rows = played(env, cfg, agent, 200)
+    says = jax.jit(director.log_probs)
+    high, low = (np.asarray(x) for x in says(policy, rows, key=KEY))
     acted, started = ~np.asarray(rows.time_step.last), np.asarray(rows.extras.started)
     same = levels.same_policy(np.asarray(rows.extras.log_prob)[started], high[started])
     assert same["effective"] > 0.95
     assert levels.same_policy(np.asarray(rows.log_prob)[acted], low[acted])["effective"] > 0.95
-    high = np.asarray(director.log_probs(director.policy(cfg, other), rows, key=KEY)[0])
+    high = np.asarray(says(director.policy(cfg, other), rows, key=KEY)[0])
     assert levels.same_policy(np.asarray(rows.extras.log_prob)[started], high[started])["effective"] < 0.9
 
 
@@ -195,28 +203,25 @@ def test_rewards_of_the_high_level_are_summed_over_its_goals():
     reward of 1 a step, a value of 0 everywhere: 7 steps from row 0 are worth (1 - .9^7) / (1 - .9)."""
     env, _ = CASES["two levels"]
     cfg = dataclasses.replace(TINY, practice=0.0, lam=1.0)
-    agent = director.init(cfg, env.spec, key=KEY)
+    agent = fresh(cfg, env)
     model = agent.params.model
     latent = jax.tree.map(lambda x: jnp.repeat(x[None], 5, 0), model.initial())
-    rows = jax.vmap(lambda key: collect.row_of(env.reset(key=key)[1], _void(cfg, env, agent), jnp.int32(0)))(
-        jax.random.split(KEY, 5)
-    )
+    acts = director.policy(cfg, agent)
+    void = jax.jit(lambda: acts(acts.initial(), collect.blank(env.spec), key=KEY)[1])()
+    begin = lambda key: collect.row_of(env.reset(key=key)[1], void, jnp.int32(0))  # noqa: E731
+    rows = jax.vmap(begin)(jax.random.split(KEY, 5))
 
     class One(PerStep):
         def __call__(self, time_step):
             return jnp.ones_like(time_step.reward), jnp.full_like(time_step.reward, 0.9)
 
-    dream, returns = director._dream(
-        agent.params, cfg, One(0.9), latent, rows, jax.random.split(KEY, 5), version=jnp.int32(0)
+    dreaming = jax.jit(
+        lambda *at: director._dream(agent.params, cfg, One(0.9), *at, jax.random.split(KEY, 5), version=jnp.int32(0))
     )
+    dream, returns = dreaming(latent, rows)
     np.testing.assert_array_equal(np.flatnonzero(dream.started[:-1, 0]), [0, 3, 6])
     expected = [(1 - 0.9 ** (7 - t)) / 0.1 for t in range(7)]
     np.testing.assert_allclose(returns["task"][:, 0], expected, rtol=1e-5)
-
-
-def _void(cfg, env, agent):
-    policy = director.policy(cfg, agent)
-    return policy(policy.initial(), collect.blank(env.spec), key=KEY)[1]
 
 
 @cases

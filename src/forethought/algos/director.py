@@ -319,7 +319,7 @@ def recorded(
     step, made = jax.tree.map(np.asarray, (rows.time_step, rows.extras))
     acted, first = ~step.last, step.first
     later = lambda x: np.append(x[1:], np.zeros_like(x[:1]))  # noqa: E731
-    reward, factor = (np.asarray(x, float) for x in rule(step))
+    reward, factor = (np.asarray(x, float) for x in rule(rows.time_step))
     ended = later(step.last) & acted
     reason = np.where(ended, EndReason.EPISODE, later(np.where(first, 0, made.ended))) * acted
     rbar, duration, so_far = np.zeros(len(acted)), np.zeros(len(acted)), (0.0, 1.0, 0.0)

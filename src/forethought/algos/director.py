@@ -315,7 +315,8 @@ def recorded(
     Goals are too many to be told apart: every one of them is option 0."""
     latents, pursuit = jax.jit(lambda: _relived(policy, rows, key=key))()
     state = np.asarray(latents.deter).reshape(len(pursuit.target), -1)
-    near = np.asarray(similarity(pursuit.target[:-1], jnp.asarray(state[1:])))
+    like = lambda state: np.asarray(similarity(pursuit.target[:-1], jnp.asarray(state)))  # noqa: E731
+    progress = like(state[1:]) - like(state[:-1])
     step, made = jax.tree.map(np.asarray, (rows.time_step, rows.extras))
     acted, first = ~step.last, step.first
     later = lambda x: np.append(x[1:], np.zeros_like(x[:1]))  # noqa: E731
@@ -332,7 +333,7 @@ def recorded(
         np.zeros(len(acted), int), made.started & acted, made.log_prob, np.asarray(rows.policy_version), reason, rbar,
         duration, acted,
     )  # fmt: skip
-    return record, np.append(near, 0.0) * acted
+    return record, np.append(progress, 0.0) * acted
 
 
 def _relived(policy: Policy, rows: Step, *, key: PRNGKeyArray) -> tuple[Latent, Pursuit]:
@@ -445,7 +446,7 @@ def _dream(
     features, states = arrived.model.features(), arrived.model.deter.reshape(*arrived.pursuit.age.shape, -1)
     task, factor = rule(rows.time_step)
     weight = jax.vmap(survival, 1, 1)(factor.at[0].set(rows.time_step.discount[0]))
-    over = arrived.pursuit.over
+    over, acted = arrived.pursuit.over, rows.action
     across = jnp.where(over, cfg.lam, 1.0)  # from choice to choice
     streams = {
         "task": (task, factor, features, across),
@@ -455,8 +456,10 @@ def _dream(
     if cfg.goals:
         near = similarity(arrived.pursuit.target, states)
         # What the low level is after ends with its goal, from where it would have gone on to it.
+        # Paid by progress: paid by similarity itself, it would earn more by not ending the episode.
+        progress = near.at[1:].add(-similarity(acted.pursuit.target[:-1], states[:-1]))
         low_factor = PerStep(cfg.low_gamma)(rows.time_step)[1]
-        streams["goal"] = near, low_factor, view(features, arrived.pursuit), jnp.where(over, 0.0, cfg.lam)
+        streams["goal"] = progress, low_factor, view(features, arrived.pursuit), jnp.where(over, 0.0, cfg.lam)
 
     def returns(name: str) -> Float[Array, "H N"]:
         reward, factor, seen, lam = streams[name]
@@ -464,7 +467,6 @@ def _dream(
         return jax.vmap(lambda_returns, 1, 1)(reward, factor, value, rows.time_step.last, lam)
 
     made: Made = rows.extras
-    acted: Any = rows.action
     return Dream(
         features, acted.pursuit, made.started, arrived.pursuit.reason.at[0].set(0), made.raw, weight, near
     ), {name: returns(name) for name in streams}  # fmt: skip

@@ -86,7 +86,8 @@ def play(cfg: Any, env: AbstractEnv, agent: Any, *, key: PRNGKeyArray) -> tuple[
     seen = jax.vmap(once)(jax.random.split(greedy_key, EPISODES))
     stream = collect.begin(env, sampled, 0, key=sampled_key)
     rows = collect.collect(env, sampled, stream, ROWS, policy_version=agent.updates)[1]
-    return jnp.where(seen.first, 0.0, seen.reward).sum(1), rows
+    alone = jnp.cumsum(seen.last, 1) - seen.last == 0  # rows of the first episode, which may end before its limit
+    return jnp.where(seen.first | ~alone, 0.0, seen.reward).sum(1), rows
 
 
 def checks(cfg: Any, agent: Any, fresh: Any, replayed: Any, *, key: PRNGKeyArray) -> dict[str, Any]:

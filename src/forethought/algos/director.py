@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -114,8 +114,11 @@ class Config:
     """Rows per window, evenly spaced, from which to imagine; at most `length`."""
     gamma: float = 0.99
     """Discount per unit of the environment's duration."""
+    low_reward: Literal["similarity", "progress"] = "similarity"
+    """What a goal pays for a step: how like the goal the next state is, as in the paper, or by how much more than the
+    state before. Similarity pays for every step, so that what ends the episode costs."""
     low_gamma: float = 0.9
-    """The low level's discount, of the similarity to its goal."""
+    """The low level's discount of what its goal pays."""
     lam: float = 0.95
     """Of the lambda returns of both levels."""
     entropy: float = 3e-3
@@ -228,6 +231,7 @@ class Policy(AbstractPolicy):
 
     pursuing: Pursuing
     levels: Levels
+    low_reward: str = eqx.field(static=True)
     greedy: bool = eqx.field(static=True)
 
     @property
@@ -285,7 +289,7 @@ def init(cfg: Config, spec: Spec, *, key: PRNGKeyArray) -> State:
 
 def policy(cfg: Config, state: State, *, greedy: bool = False) -> Policy:
     """The acting policy: sampled while training, or the mode of both levels."""
-    return Policy(_pursuing(cfg, state.params.model), state.params.levels, greedy)
+    return Policy(_pursuing(cfg, state.params.model), state.params.levels, cfg.low_reward, greedy)
 
 
 def codes(policy: Policy) -> Callable[[Any], tuple[Array, Array]] | None:
@@ -310,13 +314,14 @@ def recorded(
     policy: Policy, rows: Step, rule: Discount, *, key: PRNGKeyArray
 ) -> tuple[levels.Record, Float[np.ndarray, " T"]]:
     """What both levels did in real rows [T] of one stream, for `levels.runs`, and what the low level was paid for each
-    row's step: the similarity of where it led to the goal, as the policy's model sees both now.
+    row's step, as the policy's model sees state and goal now.
 
     Goals are too many to be told apart: every one of them is option 0."""
     latents, pursuit = jax.jit(lambda: _relived(policy, rows, key=key))()
     state = np.asarray(latents.deter).reshape(len(pursuit.target), -1)
-    like = lambda state: np.asarray(similarity(pursuit.target[:-1], jnp.asarray(state)))  # noqa: E731
-    progress = like(state[1:]) - like(state[:-1])
+    near = np.asarray(similarity(pursuit.target[:-1], jnp.asarray(state[1:])))
+    if policy.low_reward == "progress":
+        near = near - np.asarray(similarity(pursuit.target[:-1], jnp.asarray(state[:-1])))
     step, made = jax.tree.map(np.asarray, (rows.time_step, rows.extras))
     acted, first = ~step.last, step.first
     later = lambda x: np.append(x[1:], np.zeros_like(x[:1]))  # noqa: E731
@@ -333,7 +338,7 @@ def recorded(
         np.zeros(len(acted), int), made.started & acted, made.log_prob, np.asarray(rows.policy_version), reason, rbar,
         duration, acted,
     )  # fmt: skip
-    return record, np.append(progress, 0.0) * acted
+    return record, np.append(near, 0.0) * acted
 
 
 def _relived(policy: Policy, rows: Step, *, key: PRNGKeyArray) -> tuple[Latent, Pursuit]:
@@ -456,10 +461,11 @@ def _dream(
     if cfg.goals:
         near = similarity(arrived.pursuit.target, states)
         # What the low level is after ends with its goal, from where it would have gone on to it.
-        # Paid by progress: paid by similarity itself, it would earn more by not ending the episode.
-        progress = near.at[1:].add(-similarity(acted.pursuit.target[:-1], states[:-1]))
+        paid = near
+        if cfg.low_reward == "progress":
+            paid = near.at[1:].add(-similarity(acted.pursuit.target[:-1], states[:-1]))
         low_factor = PerStep(cfg.low_gamma)(rows.time_step)[1]
-        streams["goal"] = progress, low_factor, view(features, arrived.pursuit), jnp.where(over, 0.0, cfg.lam)
+        streams["goal"] = paid, low_factor, view(features, arrived.pursuit), jnp.where(over, 0.0, cfg.lam)
 
     def returns(name: str) -> Float[Array, "H N"]:
         reward, factor, seen, lam = streams[name]

@@ -247,7 +247,8 @@ def _study_tables(args: Any, say: Any) -> int:
 
     if args.episodes:
         raise ValueError("--episodes belongs to study alignment")
-    dyna.whole_loops()
+    if args.name != "hierarchy":  # whose networks it slows down
+        dyna.whole_loops()
     study, report = (importlib.import_module(f"forethought.studies.{args.name}{end}") for end in ("", "_report"))
     about = {"versions": settings.versions(), "git": settings.git_commit()}
     found = study.run(args.out, seeds=args.seeds or study.SEEDS, quick=args.quick, progress=say, about=about)
@@ -255,7 +256,13 @@ def _study_tables(args: Any, say: Any) -> int:
     return study.count(found)
 
 
-STUDIES = {"alignment": _study_alignment, "agents": _study_agents, "dyna": _study_tables, "options": _study_tables}
+STUDIES = {
+    "alignment": _study_alignment,
+    "agents": _study_agents,
+    "dyna": _study_tables,
+    "options": _study_tables,
+    "hierarchy": _study_tables,
+}
 COMMANDS = {
     **{"train": _train, "demo": _demo, "eval": _eval, "audit": _audit, "report": _report, "compare": _compare},
     **{"check": _check, "study": _study},
@@ -329,7 +336,9 @@ def _parser(arguments: Sequence[str]) -> Parser:
     study = commands.add_parser("study", help="run a study, or go on with one: results.json, every seed, and a page")
     study.add_argument("name", choices=STUDIES, help="which")
     study.add_argument("--out", type=Path, required=True, help="the study's directory")
-    study.add_argument("--seeds", type=_positive, help="of each condition (default: 32; agents 10, dyna 30)")
+    study.add_argument(
+        "--seeds", type=_positive, help="of each condition (default: 32; agents 10, dyna 30, hierarchy 5)"
+    )
     study.add_argument("--episodes", type=_positive, help="of each run (default: 2000, quick: 300)")
     study.add_argument(
         "--quick",

@@ -113,7 +113,9 @@ def checks(cfg: Any, agent: Any, fresh: Any, replayed: Any, *, key: PRNGKeyArray
     return told
 
 
-def run(out: Path, *, seeds: int, quick: bool, progress: Callable[[int, int, str], None]) -> list[dict[str, Any]]:
+def run(
+    out: Path, *, seeds: int, quick: bool, progress: Callable[[int, int, str], None], about: dict[str, Any]
+) -> dict[str, Any]:
     """Runs what `out`/results.json does not hold yet (quick: a tenth of the rows), each part kept at once."""
     path = out / "results.json"
     out.mkdir(parents=True, exist_ok=True)
@@ -124,10 +126,15 @@ def run(out: Path, *, seeds: int, quick: bool, progress: Callable[[int, int, str
         if any((x["task"], x["arm"], x["seeds"], x["rows"]) == (task, arm, seeds, rows) for x in found):
             continue
         progress(done, len(PARTS), f"{task}, {arm}")
-        found.append({"task": task, "arm": arm, "seeds": seeds, "rows": rows} | _part(cfg, env, rows, seeds))
+        found.append({"task": task, "arm": arm, "seeds": seeds, "rows": rows} | _part(cfg, env, rows, seeds) | about)
         page.write(path, json.dumps({"results": found}, allow_nan=False) + "\n")
     progress(len(PARTS), len(PARTS), "all arms")
-    return found
+    return {"results": found}
+
+
+def count(found: dict[str, Any]) -> int:
+    """How many parts were run."""
+    return len(found["results"])
 
 
 def _part(cfg: Any, env: AbstractEnv, rows: int, seeds: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ ROOT = Path(forethought.__file__).parent
 ORDER = """
 _version
 types  tree  devices  protocols
-ops  ops.returns  ops.losses  ops.dists  ops.stats  ops.loops  ops.align  ops.bounds  ops.dynamic
+ops  ops.returns  ops.losses  ops.dists  ops.stats  ops.loops  ops.laprop  ops.align  ops.bounds  ops.dynamic
 nets
 envs.single  envs.spaces  envs.sketch  envs.probe  envs.seat  envs.workers  envs.host  envs.gym  envs.dmc
 envs.pure  envs.tabular  envs.mazes  envs.distractor  envs.control  envs.trial  envs.hosted  envs.distract
@@ -18,16 +18,16 @@ gate_record  evidence  gate
 options  option_env  option_host  discovery  levels
 imagine  collect  data  replay  packing  checkpoint
 models  models.oracle  models.members  models.planted  models.rssm  models.coded  models.sight  models.actor_critic
-models.tabular
+models.goals  models.tabular
 loop
 auditing  auditing.subject  auditing.reality  auditing.trial  auditing.asked  auditing.depth  auditing.calibration
 auditing.support  auditing.values  auditing.exploitation  auditing.diagnosis  auditing.drift  auditing.mismatch
 auditing.tolerances  auditing.findings  auditing.verdict  auditing.audit  auditing.episodes  auditing.evaluation
-algos  algos.dreamer  algos.aligned  algos.dyna  algos.smdp  algos.option_critic
+algos  algos.dreamer  algos.aligned  algos.dyna  algos.smdp  algos.option_critic  algos.director
 record  page  audit_curves  audit_promises  audit_causes  audit_report  report  compare  compare_page
 logs  settings  agent  examination  run
 studies  studies.alignment  studies.alignment_run  studies.alignment_report  studies.agents
-studies.dyna  studies.dyna_report  studies.options  studies.options_report
+studies.dyna  studies.dyna_report  studies.options  studies.options_report  studies.hierarchy  studies.hierarchy_report
 __init__
 cli
 """.split()

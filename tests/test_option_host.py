@@ -9,10 +9,14 @@ import pytest
 from forethought import envs
 from forethought.envs.hosted import Hosted
 from forethought.envs.tabular import Tabular, TabularState
+from forethought.gate import Check, Refused
 from forethought.option_env import OptionEnv
 from forethought.option_host import GymOptions, HostOptions
 from forethought.options import Primitive, TabularOption, primitives
-from forethought.types import EndReason, PerStep
+from forethought.protocols import AbstractOption
+from forethought.types import Decision, EndReason, PerStep
+from silo import LAUNCH, guarded, verdicts
+from silo import record as record
 
 RULE = PerStep(0.9)
 KEY = jax.random.key(3)
@@ -159,3 +163,75 @@ def test_the_wrapper_is_a_gymnasium_environment_with_native_observations():
         assert all(np.array_equal(a, b) for a, b in zip(env.step(action)[:4], flat.step(action)[:4], strict=True))
     with pytest.raises(ValueError, match="option 7 may not start here"):
         env.step(7)
+
+
+class Macro(AbstractOption):
+    """Does what its script says; the carry counts."""
+
+    script: np.ndarray
+
+    def can_start(self, time_step):
+        return jnp.ones((), bool)
+
+    def initial(self):
+        return jnp.zeros((), jnp.int32)
+
+    def act(self, carry, time_step, *, key):
+        return carry + 1, Decision(jnp.asarray(self.script)[carry], jnp.zeros(()))
+
+    def stop_prob(self, carry, time_step):
+        return (carry >= len(self.script)).astype(jnp.float32)
+
+
+MACROS = [Macro(np.array(x, np.int32)) for x in ([0, 1, LAUNCH], [1, 1, 3], [LAUNCH, 0, 0])]
+
+
+def behind_a_gate(record, *sources, num):
+    gated, world = guarded(record, *sources, num=num)
+    host = HostOptions(gated, MACROS, RULE, key=KEY)
+    host.reset(seed=0)
+    return host, world
+
+
+def test_an_irreversible_action_inside_an_option_is_refused_where_it_comes_and_the_run_is_over_there(record):
+    host, world = behind_a_gate(record, num=1)
+    host.send(np.array([0]))
+    with pytest.raises(Refused, match="step 2"):
+        host.recv()
+    assert world == [0, 1] and verdicts(record) == ["refused"]
+    step = host.recv()
+    assert step.duration.tolist() == [2] and EndReason(int(host.runs.reason[0])) is EndReason.FAILURE
+    host.send(np.array([1]))  # the level above chooses anew
+    assert host.recv().duration.tolist() == [3] and world == [0, 1, 1, 1, 3]
+
+
+def test_an_option_that_begins_with_it_is_not_begun(record):
+    host, world = behind_a_gate(record, num=1)
+    with pytest.raises(Refused):
+        host.send(np.array([2]))
+    assert world == [] and verdicts(record) == ["refused"]
+    host.send(np.array([1]))
+    assert host.recv().duration.tolist() == [3] and world == [1, 1, 3]
+
+
+def test_one_option_that_tries_it_stops_the_batch_and_no_row_has_done_it(record):
+    host, world = behind_a_gate(record, num=3)
+    host.send(np.array([1, 0, 1]))
+    with pytest.raises(Refused, match="environment 1|row 1"):
+        host.recv()
+    assert LAUNCH not in world and world == [1, 0, 1, 1, 1, 1]
+    step = host.recv()
+    assert step.duration.tolist() == [2, 2, 2] and set(host.runs.reason.tolist()) == {int(EndReason.FAILURE)}
+    host.send(np.array([1, 1, 1]), where=np.array([True, False, True]))
+    assert host.recv().duration.tolist() == [3, 2, 3] and LAUNCH not in world
+
+
+def test_each_of_an_options_irreversible_acts_needs_its_own_evidence_and_none_is_done_again(record):
+    """Allowed once, the macro does it once; a batch that has done it has no snapshot to try it from again."""
+    host, world = behind_a_gate(record, Check("once", lambda act: verdicts(record) == []), num=1)
+    host.send(np.array([0]))
+    assert host.recv().duration.tolist() == [3] and world == [0, 1, LAUNCH]
+    assert host.snapshot() is None
+    with pytest.raises(Refused):
+        host.send(np.array([2]))
+    assert verdicts(record) == ["allowed", "refused"] and world.count(LAUNCH) == 1

@@ -15,7 +15,7 @@ import pytest
 import forethought
 from forethought import collect, loop, nets, options
 from forethought.agent import Agent
-from forethought.algos import aligned, dreamer, dyna, option_critic, smdp
+from forethought.algos import aligned, director, dreamer, dyna, option_critic, smdp
 from forethought.auditing import values
 from forethought.envs import control, distractor, mazes, tabular, trial
 from forethought.envs.distract import distract
@@ -53,6 +53,11 @@ def examples():
     critic = option_critic.init(option_critic.Config(units=2), env.spec, key=KEY)
     acts = option_critic.policy(option_critic.Config(), critic)
     choice = acts(acts.initial(), jax.tree.map(lambda x: x[0], pure.streams.time_step), key=KEY)[1].extras
+    two = director.Config(**sizes, goal_variables=2, goal_classes=2)
+    leader = director.init(two, env.spec, key=KEY)
+    leads = director.policy(two, leader)
+    latent, acted, _ = leads.initial()
+    told = leads(leads.initial(), jax.tree.map(lambda x: x[0], pure.streams.time_step), key=KEY)[1].extras
     pair, distracted = aligned.init(aligned.Config(), noise, key=KEY), distract(pendulum)
     stream = pure.streams
     decision = collect.RandomPolicy(Discrete(2))(None, jax.tree.map(lambda x: x[0], stream.time_step), key=KEY)[1]
@@ -78,6 +83,7 @@ def examples():
         walk, options.primitives(env.spec)[0], over, over.options, over.limits, level, level.run, level.inner,
         runner(env.spec, [walk], PerStep(0.9), 3, np.inf, None, None), smdp.init(smdp.Config(), 3, 2),
         critic, critic.net, acts, choice,
+        leader, leader.params, leads, leads.pursuing, leads.levels, leads.levels.goals, latent, latent.pursuit, acted, told,
     ]  # fmt: skip
 
 

@@ -247,7 +247,7 @@ def _study_tables(args: Any, say: Any) -> int:
 
     if args.episodes:
         raise ValueError("--episodes belongs to study alignment")
-    if args.name != "hierarchy":  # whose networks it slows down
+    if args.name != "hierarchy":  # whose operations are not small
         dyna.whole_loops()
     study, report = (importlib.import_module(f"forethought.studies.{args.name}{end}") for end in ("", "_report"))
     about = {"versions": settings.versions(), "git": settings.git_commit()}

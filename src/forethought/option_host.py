@@ -18,6 +18,7 @@ from jaxtyping import PRNGKeyArray, PyTree
 from safetensors.numpy import load, save
 
 from forethought.envs.gym import GymSingle
+from forethought.gate import Refused
 from forethought.option_env import MAX_STEPS, Interrupt, legality
 from forethought.options import Limits, OptionSet, Under, advanced, chosen, declared, summed
 from forethought.protocols import AbstractOption, HostEnv
@@ -65,6 +66,12 @@ class Runner(eqx.Module):
             return advanced(self.options, run, now, self.rule, self.limits, gives_way, key=stop_key)
 
         return select(running, jax.vmap(one)(under, arrived, keys), before)
+
+    @eqx.filter_jit
+    def failed(self, under: Under, where: Any) -> Under:
+        """The runs, of which those in `where` cannot go on."""
+        reason = jnp.where(where, jnp.int32(EndReason.FAILURE), under.reason)
+        return dataclasses.replace(under, reason=reason)
 
     @eqx.filter_jit
     def shown(self, under: Under, arrived: TimeStep) -> TimeStep:
@@ -132,12 +139,19 @@ class HostOptions:
             i = int(np.flatnonzero(mask & ~fine)[0])
             may = np.flatnonzero(legal[i]).tolist()
             raise ValueError(f"{self.spec.name}: option {action[i]} may not start in environment {i}; {may} may")
-        self.runs = self._runner.begin(action.astype(np.int32), mask, self.runs)
+        before, self.runs = self.runs, self._runner.begin(action.astype(np.int32), mask, self.runs)
         self._running = mask
-        self._step()
+        try:
+            self._step()
+        except Refused:
+            self.runs, self._running = before, np.zeros(self.num, bool)
+            raise
 
     def recv(self) -> TimeStep:
-        """Runs all options under way to their ends; rows of others keep their latest time step."""
+        """Runs all options under way to their ends; rows of others keep their latest time step.
+
+        Where a gate refuses what an option does, all runs under way are over where they stand (failure): it raises
+        Refused, and when it is called again it returns that time step."""
         keys = self._keys()
         while self._running.any():
             arrived = self._env.recv()
@@ -147,7 +161,12 @@ class HostOptions:
             self._ticks = self._ticks + (self._running & ~still)
             self._running = still
             if still.any():
-                self._step()
+                try:
+                    self._step()
+                except Refused:  # nothing was sent for any of them
+                    self.runs = self._runner.failed(self.runs, still)
+                    self._ticks, self._running = self._ticks + still, np.zeros(self.num, bool)
+                    raise
         return self._shown()
 
     def _step(self) -> None:

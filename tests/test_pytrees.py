@@ -83,7 +83,8 @@ def examples():
         walk, options.primitives(env.spec)[0], over, over.options, over.limits, level, level.run, level.inner,
         runner(env.spec, [walk], PerStep(0.9), 3, np.inf, None, None), smdp.init(smdp.Config(), 3, 2),
         critic, critic.net, acts, choice,
-        leader, leader.params, leads, leads.pursuing, leads.levels, leads.levels.goals, latent, latent.pursuit, acted, told,
+        leader, leader.params, leads, leads.pursuing, leads.levels, leads.levels.goals, latent, latent.pursuit,
+        acted, told,
     ]  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from forethought.ops.dynamic import (
     sweep,
     value_iteration,
 )  # fmt: skip
+from taxi import taxi
 
 TERMINAL = np.array([False, False, True])
 
@@ -66,3 +67,17 @@ def test_value_iteration_says_that_there_is_no_value():
         value_iteration(chain(1.0), sweeps=100)
     with pytest.raises(ValueError, match="gamma is 1.5"):
         chain(1.5)
+
+
+def test_taxi_undiscounted_is_worth_7_93():
+    """Over its 300 starts, from 3 to 15 (docs/options.md); 20 at the end and -1 for every other step, so an optimal
+    return of v takes 21 - v steps."""
+    env = taxi()
+    model, starts = env.tables(1.0), env.start > 0
+    value = value_iteration(model)
+    np.testing.assert_array_equal(env.start[starts], 1 / 300)
+    assert (value[starts].mean(), value[starts].min(), value[starts].max()) == (pytest.approx(7.93), 3, 15)
+    best = np.eye(6)[action_values(model, value).argmax(1)]
+    steps = policy_evaluation(model._replace(reward=np.where(model.terminal, 0.0, 1.0)[:, None] * np.ones(6)), best)
+    np.testing.assert_allclose(steps[starts], 21 - value[starts], atol=1e-9)
+    assert steps[starts].mean() == pytest.approx(13.07)

@@ -20,6 +20,7 @@ from forethought.auditing import values
 from forethought.envs import control, distractor, mazes, tabular, trial
 from forethought.envs.distract import distract
 from forethought.envs.pure import Repeated
+from forethought.envs.waiting import Cost, waiting
 from forethought.gate import Gate, Gated, Record
 from forethought.models.members import ensemble
 from forethought.models.oracle import Oracle
@@ -54,6 +55,7 @@ def examples():
     acts = option_critic.policy(option_critic.Config(), critic)
     choice = acts(acts.initial(), jax.tree.map(lambda x: x[0], pure.streams.time_step), key=KEY)[1].extras
     pair, distracted = aligned.init(aligned.Config(), noise, key=KEY), distract(pendulum)
+    waits = waiting(pendulum, Cost(0.1, "decision"))
     stream = pure.streams
     decision = collect.RandomPolicy(Discrete(2))(None, jax.tree.map(lambda x: x[0], stream.time_step), key=KEY)[1]
     return [
@@ -77,7 +79,7 @@ def examples():
         table, table.model, Counts.empty(3, 2), dyna.policy(dyna.Config(), table), maze,
         walk, options.primitives(env.spec)[0], over, over.options, over.limits, level, level.run, level.inner,
         runner(env.spec, [walk], PerStep(0.9), 3, np.inf, None, None), smdp.init(smdp.Config(), 3, 2),
-        critic, critic.net, acts, choice,
+        critic, critic.net, acts, choice, waits, waits.reset(key=KEY)[0],
     ]  # fmt: skip
 
 

@@ -80,6 +80,7 @@ def examples():
         walk, options.primitives(env.spec)[0], over, over.options, over.limits, level, level.run, level.inner,
         runner(env.spec, [walk], PerStep(0.9), 3, np.inf, None, None), smdp.init(smdp.Config(), 3, 2),
         critic, critic.net, acts, choice, waits, waits.reset(key=KEY)[0],
+        smdp.learn_within(smdp.Config(), env, 3.0, "decision", 2, dual_rate=0.1, key=KEY)[0],
     ]  # fmt: skip
 
 

@@ -155,6 +155,9 @@ def test_a_budget_by_hand():
     assert (found.value, found.time, found.multiplier) == pytest.approx((4 / 3, 2, 1 / 3))
     found = constrained(model, duration, start, 4.0)
     assert (found.value, found.time, found.multiplier) == (2, 4, 0)
+    # Where the quickest is the best, a budget of just its time is enough, rounded down too.
+    found = constrained(model, np.array([[9.0, 4], [1, 1], [1, 1]]), start, 4 * (1 - 1e-13))
+    assert (found.value, found.time, found.multiplier) == (2, 4, 0)
 
 
 def test_a_budget_over_options():

@@ -196,6 +196,7 @@ def constrained(
     quick = _best(model, times, start, np.inf, ending(model))
     if quick.time > budget * (1 + 1e-12):
         raise ValueError(f"the quickest policy takes {quick.time:.6g} in expectation; the budget is {budget:g}")
+    budget = max(budget, quick.time)  # rounding
     slow, price = _best(model, times, start, 0.0, quick.policy), 0.0
     if slow.time <= budget:
         return Mixture(slow.reward, slow.time, price, np.stack([slow.policy, slow.policy]), 0.0)

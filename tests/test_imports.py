@@ -13,6 +13,7 @@ ops  ops.returns  ops.losses  ops.dists  ops.stats  ops.loops  ops.laprop  ops.a
 nets
 envs.single  envs.spaces  envs.sketch  envs.probe  envs.seat  envs.workers  envs.host  envs.gym  envs.dmc
 envs.pure  envs.tabular  envs.mazes  envs.distractor  envs.control  envs.trial  envs.hosted  envs.distract
+envs.waiting
 envs  envs.check
 gate_record  evidence  gate
 options  option_env  option_host  discovery  levels

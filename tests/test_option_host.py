@@ -17,6 +17,7 @@ from forethought.protocols import AbstractOption
 from forethought.types import Decision, EndReason, PerStep
 from silo import LAUNCH, guarded, verdicts
 from silo import record as record
+from taxi import NAME, taxi
 
 RULE = PerStep(0.9)
 KEY = jax.random.key(3)
@@ -113,24 +114,11 @@ def test_a_snapshot_between_decisions_goes_on_bit_for_bit():
     env.close(), other.close()
 
 
-def taxi():
-    """Taxi-v4 as tables."""
-    table = gymnasium.make("Taxi-v4").unwrapped.P
-    transition, reward, terminal = np.zeros((500, 6, 500)), np.zeros((500, 6, 500)), np.zeros(500, bool)
-    for s, row in table.items():
-        for a, ((_, arrived, pays, ends),) in row.items():
-            transition[s, a, arrived], reward[s, a, arrived] = 1, pays
-            terminal[arrived] |= ends
-    return Tabular(
-        transition, reward, start=~terminal / (~terminal).sum(), terminal=terminal, time_limit=200, name="taxi"
-    )
-
-
 def test_options_on_gymnasium_and_on_its_jax_twin_give_equal_transitions():
     always = lambda a, stop: TabularOption(np.ones(500, bool), np.eye(6)[np.full(500, a)], np.full(500, stop), "obs")  # noqa: E731
     drive, handle = [always(a, 0.4) for a in range(4)], [always(a, 1.0) for a in (4, 5)]
     other = [dataclasses.replace(o, key="state") for o in [*drive, *handle]]
-    env = GymOptions(gymnasium.make("Taxi-v4"), [*drive, *handle], RULE, max_steps=5)
+    env = GymOptions(gymnasium.make(NAME), [*drive, *handle], RULE, max_steps=5)
     twin = OptionEnv(taxi(), other, RULE, max_steps=5)
     step = jax.jit(lambda s, a, k: twin.step(s, a, key=k))
     obs, info = env.reset(seed=11)

@@ -20,6 +20,7 @@ from forethought.auditing import values
 from forethought.envs import control, distractor, mazes, tabular, trial
 from forethought.envs.distract import distract
 from forethought.envs.pure import Repeated
+from forethought.envs.waiting import Cost, waiting
 from forethought.gate import Gate, Gated, Record
 from forethought.models.members import ensemble
 from forethought.models.oracle import Oracle
@@ -59,6 +60,7 @@ def examples():
     latent, acted, _ = leads.initial()
     told = leads(leads.initial(), jax.tree.map(lambda x: x[0], pure.streams.time_step), key=KEY)[1].extras
     pair, distracted = aligned.init(aligned.Config(), noise, key=KEY), distract(pendulum)
+    waits = waiting(pendulum, Cost(0.1, "decision"))
     stream = pure.streams
     decision = collect.RandomPolicy(Discrete(2))(None, jax.tree.map(lambda x: x[0], stream.time_step), key=KEY)[1]
     return [
@@ -85,6 +87,8 @@ def examples():
         critic, critic.net, acts, choice,
         leader, leader.params, leads, leads.pursuing, leads.levels, leads.levels.goals, latent, latent.pursuit,
         acted, told,
+        waits, waits.reset(key=KEY)[0],
+        smdp.learn_within(smdp.Config(), env, 3.0, "decision", 2, dual_rate=0.1, key=KEY)[0],
     ]  # fmt: skip
 
 

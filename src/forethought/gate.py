@@ -28,6 +28,7 @@ from safetensors.numpy import load, save
 from forethought.envs.host import HostBatch
 from forethought.envs.hosted import Hosted
 from forethought.envs.pure import Repeated
+from forethought.envs.waiting import WaitingHost
 from forethought.evidence import Act as Act
 from forethought.evidence import Ask as Ask
 from forethought.evidence import Check as Check
@@ -87,6 +88,8 @@ def Gated(
 
 def _repeats(env: Any) -> int:
     """How often one decision takes its action, as far as the environment is one of ours."""
+    if isinstance(env, WaitingHost):
+        return _repeats(env.env)
     if isinstance(env, HostBatch):
         return env._action_repeat
     pure = env.env if isinstance(env, Hosted) else env

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import Bool, Float, Int, PyTree
+from jaxtyping import ArrayLike, Bool, Float, Int, PyTree
 
 if TYPE_CHECKING:
     Array = Any  # the same fields hold JAX arrays on the device and NumPy's on the host
@@ -273,6 +273,13 @@ class PerTime(eqx.Module):
         """Returns the reward discounted at its own arrival time, and the factor of the bootstrap value."""
         reward = time_step.reward * jax.numpy.exp(-self.rate * time_step.reward_delay)
         return reward, time_step.discount * jax.numpy.exp(-self.rate * time_step.duration)
+
+    def flow(self, per_unit: ArrayLike, duration: ArrayLike) -> jax.Array:
+        """The reward with `reward_delay` 0 that equals a flow of `per_unit` a unit of time for `duration`: the integral
+        of per_unit exp(-rate t), which is per_unit (1 - exp(-rate duration)) / rate."""
+        x = jax.numpy.asarray(self.rate * duration)
+        share = jax.numpy.where(x == 0, 1.0, -jax.numpy.expm1(-x) / jax.numpy.where(x == 0, 1.0, x))
+        return jax.numpy.asarray(per_unit) * duration * share
 
 
 Discount = PerStep | PerTime

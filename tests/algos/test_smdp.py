@@ -2,14 +2,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.tree_util import Partial
 
 from forethought.algos import smdp
-from forethought.algos.smdp import Config, learn, learned_model, one_step, run
+from forethought.algos.smdp import Config, learn, learn_within, learned_model, one_step, run
 from forethought.discovery import door_options
 from forethought.envs.mazes import FOUR_ROOMS, Layout, four_rooms, maze
 from forethought.envs.tabular import Tabular, corridor, truncated_reward
 from forethought.ops.dynamic import (
     action_values,
+    constrained,
     interrupted,
     option_model,
     policy_evaluation,
@@ -19,6 +21,7 @@ from forethought.ops.dynamic import (
 from forethought.option_env import OptionEnv
 from forethought.options import TabularOption, primitives
 from forethought.types import EndReason, PerStep
+from sojourns import AT_START, Lasting
 
 RULE = PerStep(0.9)
 KEY = jax.random.key(0)
@@ -168,3 +171,36 @@ def test_bad_settings_and_stochastic_options_are_refused():
     with pytest.raises(ValueError, match="'second'"):
         run(Config(), corridor(6), [drawn], PerStep(0.9, "second"), 10, key=KEY)
     assert smdp.best(jnp.array([1.0, 3.0]), jnp.array([True, False])) == 1
+
+
+def test_a_budget_of_expected_time_is_learned():
+    """Success pays 1 and waiting costs nothing; steps last uniformly long about their means, and an option stands
+    beside the actions. The budget is half-way between the quickest policy's time and the best one's."""
+    rng = np.random.default_rng(0)
+    transition, terminal, means = rng.dirichlet(np.full(5, 0.4), (5, 2)), np.arange(5) < 2, rng.gamma(2.0, 0.7, (5, 2))
+    paid = np.zeros((5, 2, 5)) + (np.arange(5) == 0)
+    table = Tabular(transition, paid, start=np.array([0, 0, 0.5, 0.3, 0.2]), terminal=terminal, name="success")
+    lasts = Partial(lambda mean, s, a, key: 2 * mean[s, a] * jax.random.uniform(key), jnp.asarray(means, jnp.float32))
+    env = Lasting(table, lasts, AT_START)
+    option = TabularOption(np.ones(5, bool), np.eye(2)[[0, 0, 1, 0, 1]], np.array([1, 1, 0.5, 0, 0.5]))
+    over = OptionEnv(env, [*primitives(env.spec), option], PerStep(1.0, "second"))
+
+    beside = lambda x: x.beside(option_model(x, option.initiation, option.policy, option.stop))  # noqa: E731
+    actions = table.tables(1.0)
+    model, times = beside(actions), beside(actions._replace(reward=means * ~terminal[:, None]))
+    quickest = -float(table.start @ value_iteration(times._replace(reward=-times.reward)))
+    best = constrained(model, times.reward, table.start, 100.0)
+    budget = (quickest + best.time) / 2
+    exact = constrained(model, times.reward, table.start, budget)
+    assert best.time - quickest > 0.7 and exact.multiplier > 0.05 and 0.2 < exact.slow < 0.8
+
+    cfg, learned = Config(alpha=0.005, epsilon=0.3), lambda key: learn_within(
+        cfg, over, budget, "second", 60_000, dual_rate=0.001, key=key)[1]  # fmt: skip
+    starts = jax.tree.map(lambda x: np.asarray(x)[:, 30_000:], jax.jit(jax.vmap(learned))(jax.random.split(KEY, 8)))
+    reward, time, multiplier = (np.average(x, weights=starts.first) for x in starts[1:])
+    # The dual variable integrates what is over the budget, so time is right; reward and price keep alpha's bias.
+    assert time == pytest.approx(budget, rel=2e-3)
+    assert reward == pytest.approx(exact.value, rel=0.012)
+    assert multiplier == pytest.approx(exact.multiplier, rel=0.08)
+    with pytest.raises(ValueError, match="'decision'.*'second'"):
+        learn_within(cfg, over, budget, "decision", 10, dual_rate=0.001, key=KEY)

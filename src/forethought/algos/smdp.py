@@ -29,7 +29,7 @@ from forethought.ops.returns import smdp_target
 from forethought.options import Limits, OptionSet, TabularOption, Under, advanced, chosen
 from forethought.protocols import AbstractEnv
 from forethought.tree import select
-from forethought.types import Discount, Discrete, TimeStep, check_unit
+from forethought.types import Discount, Discrete, PerStep, TimeStep, check_unit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +130,74 @@ def learn(
     held = (env_state, first, init(cfg, states, options))
     held, seen = jax.lax.scan(tick, held, jnp.arange(decisions))
     return held[2], jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), first, seen)
+
+
+class Budgeted(eqx.Module):
+    """What is learned where expected time has a budget."""
+
+    values: Float[Array, "2 S O"]
+    """The expected reward from here on, and the expected time."""
+    multiplier: Float[Array, ""]
+    """The price of a unit of time."""
+
+
+class Start(NamedTuple):
+    """What was expected at a tick that started an episode (`first`); at others it is void."""
+
+    first: Bool[Array, "*T"]
+    reward: Float[Array, "*T"]
+    time: Float[Array, "*T"]
+    multiplier: Float[Array, "*T"]
+
+
+def learn_within(
+    cfg: Config, env: AbstractEnv, budget: float, unit: str, decisions: int, *, dual_rate: float, key: PRNGKeyArray
+) -> tuple[Budgeted, Start]:
+    """Q-learning of the most expected reward within a budget of expected time, undiscounted, with a price m of time:
+
+        o*(s) = argmax_o reward(s, o) - m time(s, o)
+        reward(s, o) moves towards r + (1 - d) reward(s', o*),  time(s, o) towards dt + (1 - d) time(s', o*)
+        m moves by dual_rate (time(s0, o*) - budget) at each start s0, never below 0
+
+    At the right price two policies are equally good and o* changes between them, so that averages over the starts among
+    `Start` [decisions] are near what `ops.dynamic.constrained` says of their mixture, and the last values are not. What
+    is expected is too high by the noise that alpha leaves. A reset takes a decision.
+
+    Raises ValueError for a unit other than the environment's, and for one whose values are no table.
+    """
+    check_unit(PerStep(1.0, unit), env.spec)
+    options = int(env.spec.action.n)  # pyright: ignore[reportAttributeAccessIssue]
+    begin_key, tick_key = jax.random.split(key)
+
+    def priced(state: Budgeted, at: TimeStep) -> tuple[Float[Array, " O"], Bool[Array, " O"]]:
+        reward, time = state.values[:, at.obs["state"]]
+        return reward - state.multiplier * time, jnp.ones(options, bool) if at.legal is None else at.legal
+
+    def ahead(state: Budgeted, at: TimeStep) -> Float[Array, "2"]:
+        row, legal = priced(state, at)
+        return state.values[:, at.obs["state"], jnp.where(legal, row, -jnp.inf).argmax()]
+
+    def tick(held: tuple[Any, TimeStep, Budgeted], t: Array) -> tuple[Any, Start]:
+        env_state, now, state = held
+        act_key, env_key = jax.random.split(jax.random.fold_in(tick_key, t))
+        reward, time = ahead(state, now)
+        price = jnp.maximum(0.0, state.multiplier + dual_rate * (time - budget))
+        state = Budgeted(state.values, jnp.where(now.first, price, state.multiplier))
+        option, _ = choose(*priced(state, now), cfg.epsilon, key=act_key)
+        env_state, arrived = jax.lax.cond(
+            now.last, lambda: env.reset(key=env_key), lambda: env.step(env_state, option, key=env_key)
+        )
+        gained, factor = jnp.stack([arrived.reward, arrived.duration]), jnp.full(2, arrived.discount)
+        row = state.values[:, now.obs["state"], option]
+        error = smdp_target(gained, factor, ahead(state, arrived)) - row
+        values = state.values.at[:, now.obs["state"], option].add(jnp.where(now.last, 0.0, cfg.alpha * error))
+        return (env_state, arrived, Budgeted(values, state.multiplier)), Start(
+            now.first, reward, time, state.multiplier
+        )
+
+    held = (*env.reset(key=begin_key), Budgeted(jnp.zeros((2, _size(env), options)), jnp.zeros(())))
+    held, starts = jax.lax.scan(tick, held, jnp.arange(decisions))
+    return held[2], starts
 
 
 def _size(env: AbstractEnv) -> int:

@@ -91,10 +91,12 @@ def policy_evaluation(
 
 
 def policy_iteration(
-    model: Tables, value: Float[np.ndarray, " S"] | None = None
+    model: Tables, value: Float[np.ndarray, " S"] | None = None, begin: Int[np.ndarray, " S"] | None = None
 ) -> tuple[Float[np.ndarray, " S"], Int[np.ndarray, " S"]]:
-    """The optimal value and a policy that attains it (Howard 1960); needs discounts below 1."""
-    greedy = model.legal.argmax(1)
+    """The optimal value and a policy that attains it (Howard 1960).
+
+    Without discount it must `begin` with a policy that ends, and there must be no loop that pays for ever."""
+    greedy = model.legal.argmax(1) if begin is None else begin
     while True:
         choices = np.eye(model.reward.shape[1])[greedy]
         solved = policy_evaluation(model, choices, value)
@@ -133,3 +135,101 @@ def interrupted(
         best: the value of the policy over options.
     """
     return np.where(own < best, 1.0, stop)
+
+
+def ending(model: Tables) -> Int[np.ndarray, " S"]:
+    """A policy under which every episode ends: each choice may bring the end a step nearer.
+
+    Raises ValueError where there is none."""
+    ends, policy = model.terminal, np.zeros(len(model.terminal), int)
+    while not ends.all():
+        nearer = model.legal & (model.arrival[:, :, ends].sum(-1) > 0) & ~ends[:, None]
+        if not nearer.any():
+            raise ValueError(f"from state {int(ends.argmin())} no choices lead to an end")
+        policy = np.where(nearer.any(1), nearer.argmax(1), policy)
+        ends = ends | nearer.any(1)
+    return policy
+
+
+class Mixture(NamedTuple):
+    """What earns most in expectation within a budget of expected time: one of two policies, drawn at the start.
+
+    Both are best where a unit of time costs `multiplier`, which is also what a little more budget earns per unit.
+    """
+
+    value: float
+    """The expected reward from the distribution of starts."""
+    time: float
+    """The expected time from there, at most the budget."""
+    multiplier: float
+    policies: Int[np.ndarray, "2 S"]
+    """The quicker one and the slower one, as choices per state."""
+    slow: float
+    """The probability with which the slower one is drawn."""
+
+
+def constrained(
+    model: Tables, duration: Float[np.ndarray, "S A"], start: Float[np.ndarray, " S"], budget: float
+) -> Mixture:
+    """The most expected reward of an episode whose expected time keeps within a budget, undiscounted (Altman 1999).
+
+    Per price m of time, a policy is worth reward - m time, a line in m. From the quickest policy and the one that earns
+    most on, the price at which the lines of the two cross is tried. If a third policy is better there, it takes the
+    place of that one of the two which is on its side of the budget; if none is, the price is the multiplier. Each
+    round finds a new policy, so that the result is exact after finitely many.
+
+    Args:
+        model: of actions or options, with discount 1.
+        duration: the expected time until each choice is over; for options `option_model` with durations as rewards.
+        budget: in the unit of `duration`.
+
+    Raises:
+        ValueError: a model that discounts, durations that are not above 0, a state from which no choices lead to an
+            end, a budget that not even the quickest policy keeps to, or a loop that pays for ever.
+    """
+    made = model.legal & ~model.terminal[:, None]
+    if not np.allclose(model.arrival.sum(-1)[made], 1, rtol=0, atol=1e-9):
+        raise ValueError("the model discounts: its arrivals do not sum to 1; make it with gamma 1")
+    if not (duration[made] > 0).all():
+        raise ValueError("a choice takes no time; every duration must be above 0")
+    times = model._replace(reward=np.where(made, duration, 0.0))
+    quick = _best(model, times, start, np.inf, ending(model))
+    if quick.time > budget * (1 + 1e-12):
+        raise ValueError(f"the quickest policy takes {quick.time:.6g} in expectation; the budget is {budget:g}")
+    budget = max(budget, quick.time)  # rounding
+    slow, price = _best(model, times, start, 0.0, quick.policy), 0.0
+    if slow.time <= budget:
+        return Mixture(slow.reward, slow.time, price, np.stack([slow.policy, slow.policy]), 0.0)
+    while True:
+        price = max(0.0, (slow.reward - quick.reward) / (slow.time - quick.time))
+        third, line = _best(model, times, start, price, quick.policy), quick.reward - price * quick.time
+        if third.reward - price * third.time <= line + 1e-12 * (1 + abs(line)):
+            break
+        quick, slow = (third, slow) if third.time <= budget else (quick, third)
+    share = 0.0 if price == 0 else min(1.0, max(0.0, (budget - quick.time) / (slow.time - quick.time)))
+    value = (1 - share) * quick.reward + share * slow.reward
+    time = (1 - share) * quick.time + share * slow.time
+    return Mixture(value, time, price, np.stack([quick.policy, slow.policy]), share)
+
+
+class _Line(NamedTuple):
+    """A policy, and what it earns and takes in expectation."""
+
+    policy: Int[np.ndarray, " S"]
+    reward: float
+    time: float
+
+
+def _best(
+    model: Tables, times: Tables, start: Float[np.ndarray, " S"], price: float, begin: Int[np.ndarray, " S"]
+) -> _Line:
+    """The best policy where time has this price, from one that ends on; at an infinite price the quickest."""
+    paid = -times.reward if np.isinf(price) else model.reward - price * times.reward
+    try:
+        _, policy = policy_iteration(model._replace(reward=paid), begin=begin)
+        chosen = np.eye(paid.shape[1])[policy]
+        ending(model._replace(legal=chosen > 0))
+    except ValueError as error:  # of a singular matrix too
+        raise ValueError("a loop pays for ever, so that no policy that ends is best") from error
+    reward, time = (float(start @ policy_evaluation(x, chosen)) for x in (model, times))
+    return _Line(policy, reward, time)

@@ -1,8 +1,8 @@
 """Options in rooms: what is exact of them, what they do to learning, where they help and where they do not.
 
-Sutton, Precup & Singh (1999), section 4, and learning on equal budgets of primitive steps: in a grid of many rooms with
-one reward far away, where options that lead from door to door should help, and with one nearby, from which they lead
-away.
+Sutton, Precup & Singh (1999), section 4, and learning on equal budgets of primitive steps: in a grid of rooms with one
+reward far away, to which options lead from door to door, and in a larger one with the reward nearby, from which they
+lead away.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from forethought.ops import dynamic, stats
 from forethought.ops.dynamic import Tables
 from forethought.options import TabularOption
 from forethought.studies.dyna import over_seeds
-from forethought.types import PerStep
+from forethought.types import EndReason, PerStep
 
 SEEDS = 32
 """Unless it is said."""
 GAMMA = 0.9
-MANY = mazes.rooms(4, 4, 5)
+NINE, SIXTEEN = mazes.rooms(3, 3, 4), mazes.rooms(4, 4, 5)
 HALL, MIDDLE = (7, 9), (9, 9)
 """The paper's goals G1 and G2: the east hallway, and a cell inside the lower right room."""
 TASKS: dict[str, tuple[Tabular, Layout, int, float]] = {
-    "many rooms": (mazes.many_rooms(4, 4, 5, time_limit=400), MANY, 60_000, 0.98),
-    "many rooms, goal in the first": (
-        mazes.maze(MANY, start=(1, 1), goal=(5, 5), time_limit=400, name="jax/near-goal"),
-        MANY,
+    "nine rooms, goal in the last": (mazes.many_rooms(3, 3, 4, time_limit=400), NINE, 60_000, 0.98),
+    "sixteen rooms, goal in the first": (
+        mazes.maze(SIXTEEN, start=(1, 1), goal=(5, 5), time_limit=400, name="jax/near-goal"),
+        SIXTEEN,
         20_000,
         0.98,
     ),
@@ -82,6 +82,26 @@ def exact() -> dict[str, Any]:
     return told
 
 
+def interruption() -> dict[str, Any]:
+    """Theorem 2 on the map: hallway options followed to their ends, and given up wherever another is worth more.
+
+    The choice where one is over stays the same. Returns the values [S] of both, and their largest and mean gain."""
+    actions, doors = mazes.four_rooms(HALL).tables(GAMMA), door_options(FOUR_ROOMS.arrivals())
+    model = together(actions, doors)
+    value = dynamic.value_iteration(model)
+    worth = dynamic.action_values(model, value)
+    choice = np.eye(len(doors))[np.where(model.legal, worth, -np.inf).argmax(1)]
+    given_up = [
+        dataclasses.replace(o, stop=dynamic.interrupted(np.asarray(o.stop), np.where(o.initiation, worth[:, i], value),
+                                                        value))
+        for i, o in enumerate(doors)
+    ]  # fmt: skip
+    freer = dynamic.policy_evaluation(together(actions, given_up), choice)
+    gain = freer - value
+    return {"value": value.tolist(), "interrupted": freer.tolist(), "largest": float(gain.max()),
+            "least": float(gain.min()), "mean": float(gain.mean())}  # fmt: skip
+
+
 def together(actions: Tables, options: list[TabularOption]) -> Tables:
     """The exact models of options side by side."""
     tables = [(np.asarray(o.initiation), np.asarray(o.policy), np.asarray(o.stop)) for o in options]
@@ -110,15 +130,47 @@ def learn(task: str, arm: str, seeds: int, share: float) -> dict[str, Any]:
         return jnp.cumsum(record.reward)[every - 1 :: every], state.q.max(1), record
 
     reward, value, record = over_seeds(one, seeds)
-    first = levels.runs(levels.Record(*(x[0] for x in record)))
+    one_seed = levels.Record(*(x[0] for x in record))
+    first = levels.runs(one_seed)
     rng, total = np.random.default_rng(0), reward[:, -1].astype(float)
     return {
         "task": task, "arm": arm, "options": len(options), "ticks": ticks, "every": every, "gamma": gamma,
         **dataclasses.asdict(cfg), "reward": reward.astype(int).tolist(), "iqm": float(stats.iqm(total)),
         "interval": stats.iqm_interval(total, rng=rng), "never": int((total == 0).sum()),
         "value": value[0].tolist(), "runs": len(first.begin), "mean_steps": float(first.steps.mean()),
-        "ends": levels.ends(first),
+        "ends": levels.ends(first), "gave_way": gave_way(one_seed, first),
     }  # fmt: skip
+
+
+def gave_way(record: levels.Record, found: levels.Runs) -> dict[str, Any] | None:
+    """The longest run in the latter half that was interrupted, as the states and actions it went through."""
+    late = (found.reason == EndReason.INTERRUPTED) & (found.begin > len(record.state) // 2)
+    if not late.any():
+        return None
+    run = int(np.argmax(np.where(late, found.steps, 0)))
+    rows = slice(int(found.begin[run]), int(found.begin[run] + found.steps[run]))
+    return {"option": int(found.option[run]), "states": np.asarray(record.state)[rows].tolist(),
+            "actions": np.asarray(record.action)[rows].tolist()}  # fmt: skip
+
+
+def compared(learned: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every arm against actions alone on the same task and budget: the difference of interquartile means of the reward,
+    its 95 % bootstrap interval, and the verdict that this allows: helps, hurts, or no difference shown."""
+    told = []
+    for task in dict.fromkeys(x["task"] for x in learned):
+        totals = {x["arm"]: np.array(x["reward"], float)[:, -1] for x in learned if x["task"] == task}
+        rng = np.random.default_rng(0)
+        for arm in [arm for arm in totals if arm != "actions"]:
+            pair = totals[arm], totals["actions"]
+            drawn = [stats.resample([x], rng=rng) for x in pair]
+            bounds = stats.interval(lambda a, b: stats.iqm(a[0]) - stats.iqm(b[0]), *drawn)
+            low, high = (None, None) if bounds is None else map(float, bounds)
+            verdict = "too few seeds" if low is None or high is None else "no difference shown"
+            if low is not None and high is not None and (low > 0 or high < 0):
+                verdict = "helps" if low > 0 else "hurts"
+            told.append({"task": task, "arm": arm, "difference": float(stats.iqm(pair[0]) - stats.iqm(pair[1])),
+                         "low": low, "high": high, "verdict": verdict})  # fmt: skip
+    return told
 
 
 def models(seeds: int, share: float) -> dict[str, Any]:
@@ -148,7 +200,14 @@ def run(
         progress(done, len(parts) + 1, f"{task}, {arm}")
         learned.append(learn(task, arm, seeds, share))
     progress(len(parts), len(parts) + 1, "models")
-    found = {"seeds": seeds, "exact": exact(), "learned": learned, "models": models(min(seeds, 8), share)} | about
+    found = {
+        "seeds": seeds,
+        "exact": exact(),
+        "interruption": interruption(),
+        "learned": learned,
+        "compared": compared(learned),
+        "models": models(min(seeds, 8), share),
+    } | about
     progress(len(parts) + 1, len(parts) + 1, "all of the options")
     page.write(out / "results.json", json.dumps(found, allow_nan=False) + "\n")
     return found

@@ -22,6 +22,8 @@ def write(out: Path, found: dict[str, Any]) -> Path:
         "What is exact": _exact(found["exact"]),
         "Sweeps on the map": _sweeps(found["exact"]),
         "The options": _drawn(),
+        "Given up for a better one": _interruption(found["interruption"]),
+        "Do they help?": _compared(found["compared"]),
         **{task: _task(task, found["learned"]) for task in options.TASKS},
         "Learned models": _models(found["models"]),
     }
@@ -67,6 +69,28 @@ def _drawn() -> Html:
                tag("div", *figures, class_="grid"))  # fmt: skip
 
 
+def _interruption(exact: dict[str, Any]) -> Html:
+    value, freer = np.array(exact["value"]), np.array(exact["interrupted"])
+    figures = [
+        page.figure(title, [picture(FOUR_ROOMS, x)], "")
+        for title, x in {"followed to their ends": value, "given up": freer, "gain": freer - value}.items()
+    ]
+    text = "The eight hallway options with the goal in the east hallway, exactly: an option that is under way gives way"
+    rest = f"wherever another is worth more. Nowhere is that worth less (least gain {exact['least']:.1g}, theorem 2)"
+    last = f"the largest gain is {exact['largest']:.4f}, the mean {exact['mean']:.4f}."
+    return tag("div", page.lead(f"{text} {rest}; {last}"), tag("div", *figures, class_="grid"))
+
+
+def _compared(told: list[dict[str, Any]]) -> Html:
+    rows = []
+    for x in told:
+        interval = "too few seeds" if x["low"] is None else f"{x['low']:+.0f} to {x['high']:+.0f}"
+        rows.append((x["task"], x["arm"], f"{x['difference']:+.0f}", interval, x["verdict"]))
+    head = ("task", "choices", "reward beyond actions alone", "95 %", "verdict")
+    text = "Differences of interquartile means of all reward collected, on the same number of primitive steps."
+    return tag("div", page.lead(text), page.table(rows, head))
+
+
 def _task(task: str, learned: list[dict[str, Any]]) -> Html:
     some = [x for x in learned if x["task"] == task]
     roles = {x["arm"]: f"phase{i}" for i, x in enumerate(some)}
@@ -80,8 +104,15 @@ def _task(task: str, learned: list[dict[str, Any]]) -> Html:
         curves.append(page.trace(x["arm"], roles[x["arm"]], at[keep], stats.iqm(reward)[keep], band=band))
     plot = page.plot(curves, x="primitive steps, resets included", y="reward so far", legend=True)
     head = ("choices", "how many", "reward, IQM", "95 %", "seeds without", "steps of a run", "runs of seed 0 ended by")
-    figure = page.figure("Reward collected", [plot], "Interquartile mean over seeds with its 95 % bootstrap.", roles)
-    return tag("div", figure, page.table(map(_row, some), head))
+    figures = [page.figure("Reward collected", [plot], "Interquartile mean over seeds with its 95 % bootstrap.", roles)]
+    layout = options.TASKS[task][1]
+    for x in some:
+        if run := x["gave_way"]:
+            where, arrows = np.full(len(layout.cells), 0.0), np.full(len(layout.cells), -1)
+            where[run["states"]], arrows[run["states"]] = 0.5, run["actions"]
+            text = f"Option {run['option']} for {len(run['states'])} steps of seed 0, until another was worth more."
+            figures.append(page.figure("A run that gave way", [picture(layout, where, arrows.tolist())], text))
+    return tag("div", tag("div", *figures, class_="grid"), page.table(map(_row, some), head))
 
 
 def _row(x: dict[str, Any]) -> tuple[str, ...]:

@@ -83,14 +83,15 @@ def exact() -> dict[str, Any]:
 
 
 def interruption() -> dict[str, Any]:
-    """Theorem 2 on the map: hallway options followed to their ends, and given up wherever another is worth more.
+    """Theorem 2 on the map: hallway options chosen at random and followed to their ends, and given up wherever choosing
+    anew, at random too, is worth more. (The best of them are never given up with this goal.)
 
-    The choice where one is over stays the same. Returns the values [S] of both, and their largest and mean gain."""
+    Returns the values [S] of both, and the largest, least and mean gain."""
     actions, doors = mazes.four_rooms(HALL).tables(GAMMA), door_options(FOUR_ROOMS.arrivals())
     model = together(actions, doors)
-    value = dynamic.value_iteration(model)
+    choice = model.legal / np.maximum(model.legal.sum(1, keepdims=True), 1)
+    value = dynamic.policy_evaluation(model, choice)
     worth = dynamic.action_values(model, value)
-    choice = np.eye(len(doors))[np.where(model.legal, worth, -np.inf).argmax(1)]
     given_up = [
         dataclasses.replace(o, stop=dynamic.interrupted(np.asarray(o.stop), np.where(o.initiation, worth[:, i], value),
                                                         value))

@@ -71,12 +71,14 @@ def _drawn() -> Html:
 
 def _interruption(exact: dict[str, Any]) -> Html:
     value, freer = np.array(exact["value"]), np.array(exact["interrupted"])
-    figures = [
-        page.figure(title, [picture(FOUR_ROOMS, x)], "")
-        for title, x in {"followed to their ends": value, "given up": freer, "gain": freer - value}.items()
-    ]
-    text = "The eight hallway options with the goal in the east hallway, exactly: an option that is under way gives way"
-    rest = f"wherever another is worth more. Nowhere is that worth less (least gain {exact['least']:.1g}, theorem 2)"
+    shown = {
+        "followed to their ends": (value, 1.0),
+        "given up": (freer, 1.0),
+        "gain": (freer - value, exact["largest"]),
+    }
+    figures = [page.figure(name, [picture(FOUR_ROOMS, x, scale=most)], "") for name, (x, most) in shown.items()]
+    text = "The eight hallway options, chosen at random, with the goal in the east hallway, exactly: one under way is"
+    rest = f"given up where choosing anew is worth more. Nowhere is less earned (least gain {exact['least']:.1g}, theorem 2)"
     last = f"the largest gain is {exact['largest']:.4f}, the mean {exact['mean']:.4f}."
     return tag("div", page.lead(f"{text} {rest}; {last}"), tag("div", *figures, class_="grid"))
 

@@ -78,7 +78,7 @@ def _interruption(exact: dict[str, Any]) -> Html:
     }
     figures = [page.figure(name, [picture(FOUR_ROOMS, x, scale=most)], "") for name, (x, most) in shown.items()]
     text = "The eight hallway options, chosen at random, with the goal in the east hallway, exactly: one under way is"
-    rest = f"given up where choosing anew is worth more. Nowhere is less earned (least gain {exact['least']:.1g}, theorem 2)"
+    rest = f"given up where choosing anew is worth more. Nowhere is less earned (theorem 2; least {exact['least']:.1g})"
     last = f"the largest gain is {exact['largest']:.4f}, the mean {exact['mean']:.4f}."
     return tag("div", page.lead(f"{text} {rest}; {last}"), tag("div", *figures, class_="grid"))
 

@@ -148,9 +148,8 @@ def linear() -> None:
 
 def _begin() -> None:
     from forethought import devices
-    from forethought.studies.dyna import whole_loops
 
-    whole_loops()
+    devices.whole_loops()
     devices.cpu_devices()
 
 

@@ -242,13 +242,12 @@ def _study_agents(args: Any, say: Any) -> int:
 def _study_tables(args: Any, say: Any) -> int:
     import importlib
 
-    from forethought import settings
-    from forethought.studies import dyna
+    from forethought import devices, settings
 
     if args.episodes:
         raise ValueError("--episodes belongs to study alignment")
     if args.name != "hierarchy":  # whose operations are not small
-        dyna.whole_loops()
+        devices.whole_loops()
     study, report = (importlib.import_module(f"forethought.studies.{args.name}{end}") for end in ("", "_report"))
     about = {"versions": settings.versions(), "git": settings.git_commit()}
     found = study.run(args.out, seeds=args.seeds or study.SEEDS, quick=args.quick, progress=say, about=about)

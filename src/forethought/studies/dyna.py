@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,15 +55,6 @@ BLOCK = 10
 """Real steps between two looks at whether the greedy path is the shortest."""
 SEEN_AFTER = 1500
 """Real steps after which the values of the Dyna maze are drawn."""
-
-
-def whole_loops() -> None:
-    """Lets XLA compile a loop of any size as one piece on the CPU, where it would run it operation by operation.
-
-    A planning step is so small that starting its operations takes most of its time: without this Dyna is about seven
-    times slower. Must come before JAX starts; has no effect afterwards, and none on results."""
-    flag = "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=1000000000"
-    os.environ["XLA_FLAGS"] = f"{flag} {os.environ.get('XLA_FLAGS', '')}"
 
 
 def over_seeds(function: Callable[[PRNGKeyArray], Any], seeds: int) -> Any:

@@ -31,4 +31,4 @@ def test_a_small_run_is_written_resumed_and_drawn(tmp_path, monkeypatch):
     before = len(said)
     assert run() == found and len(said) == before + 1
     page = hierarchy_report.write(tmp_path, found).read_text()
-    assert "too few seeds" in page and "Both levels" in page and "replayed, high" in page
+    assert "too few seeds" in page and "Both levels" in page and "same policy, replayed" in page

@@ -72,14 +72,14 @@ def _levels(parts: list[dict[str, Any]]) -> Html:
         for seed, told in enumerate(x["checks"]):
             agrees, ends = told["agreement"], ", ".join(f"{k} {n:,}" for k, n in told["ends"].items() if n)
             verdict = "paid for what hurts" if agrees["against"] else "no sign of it"
-            same = [told.get(f"{data}/{level}") for data in ("fresh", "replayed") for level in ("high", "low")]
-            shown = [page.missing("no rows") if s is None else page.percent(s["effective"]) for s in same]
-            rows.append(
-                (x["task"], x["arm"], str(seed), f"{told['runs']:,}", f"{told['steps']:.2f}", ends,
-                 page.brief(agrees["correlation"], 2), verdict, *shown)
-            )  # fmt: skip
-    head = ("task", "arm", "seed", "goals", "steps each", "over by", "own and task reward", "low level",
-            "fresh, high", "fresh, low", "replayed, high", "replayed, low")  # fmt: skip
+            same = [[told.get(f"{data}/{level}") for level in ("high", "low")] for data in ("fresh", "replayed")]
+            shown = [
+                " and ".join("no rows" if s is None else page.percent(s["effective"]) for s in pair) for pair in same
+            ]
+            name = f"{x['task']}, {x['arm']}, seed {seed}"
+            rows.append((name, f"{told['steps']:.2f}", ends, page.brief(agrees["correlation"], 2), verdict, *shown))
+    head = ("agent", "steps of a goal", "goals over by", "own and task reward", "low level",
+            "same policy, fresh: high and low", "same policy, replayed")  # fmt: skip
     text = "Of 2,000 fresh rows of each agent's sampled play: how its goals ended; the rank correlation, over goals, of"
     more = "what the low level was paid with what the task paid; and the effective sample size of importance weights"
     last = "between log-probabilities recorded and now, for fresh rows (latents are drawn anew) and for replayed ones."

@@ -16,7 +16,7 @@ envs.pure  envs.tabular  envs.mazes  envs.distractor  envs.control  envs.trial  
 envs.waiting
 envs  envs.check
 gate_record  evidence  gate
-options  option_env  option_host  discovery  levels
+options  recovery  option_env  option_host  discovery  levels
 imagine  collect  data  replay  packing  checkpoint
 models  models.oracle  models.members  models.planted  models.rssm  models.coded  models.sight  models.actor_critic
 models.goals  models.tabular

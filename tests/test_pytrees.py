@@ -29,6 +29,7 @@ from forethought.models.tabular import Counts
 from forethought.ops import dists, stats
 from forethought.option_env import OptionEnv
 from forethought.option_host import runner
+from forethought.recovery import Measure, Recovery, Rules, Tally
 from forethought.types import Box, Discrete, Outcome, PerStep, PerTime
 
 KEY = jax.random.key(0)
@@ -86,7 +87,7 @@ def examples():
         runner(env.spec, [walk], PerStep(0.9), 3, np.inf, None, None), smdp.init(smdp.Config(), 3, 2),
         critic, critic.net, acts, choice,
         leader, leader.params, leads, leads.pursuing, leads.levels, leads.levels.goals, latent, latent.pursuit,
-        acted, told,
+        acted, told, Tally.empty(), Rules.of([Recovery(Measure.ROLL_BACK)]),
         waits, waits.reset(key=KEY)[0],
         smdp.learn_within(smdp.Config(), env, 3.0, "decision", 2, dual_rate=0.1, key=KEY)[0],
     ]  # fmt: skip

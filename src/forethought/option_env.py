@@ -17,6 +17,8 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 
 from forethought.options import Limits, OptionSet, Under, advanced, chosen, declared, summed
 from forethought.protocols import AbstractEnv, AbstractOption
+from forethought.recovery import Recovery, Rules, Tally
+from forethought.tree import select
 from forethought.types import Decision, Discount, Spec, TimeStep
 
 MAX_STEPS = 1000
@@ -45,6 +47,8 @@ class OptionState(eqx.Module):
     """The environment's own, with the primitive reward."""
     run: Under
     inner: Inner | None
+    tally: Tally | None
+    """What recovery came to in the last decision; None without rules."""
 
 
 class OptionEnv(AbstractEnv):
@@ -55,6 +59,9 @@ class OptionEnv(AbstractEnv):
     Where none may start, exactly the fallback may, which has the last index; without one the reward is NaN there, so
     that whoever collects stops. So is that of an option which is chosen where it may not start. An ended option is
     never resumed.
+
+    With `recovery` rules every action is an option under one of them: action i + O r starts option i of O, and rule r
+    says what follows if it fails. With one rule that is a choice by rule; with several the level above learns which.
     """
 
     env: AbstractEnv
@@ -64,11 +71,12 @@ class OptionEnv(AbstractEnv):
     interrupt: Interrupt | None
     fallback: bool = eqx.field(static=True)
     record: int | None = eqx.field(static=True)
+    recovery: tuple[Recovery, ...] = eqx.field(static=True)
 
     def __init__(
         self, env: AbstractEnv, options: Sequence[AbstractOption], rule: Discount, *, max_steps: int = MAX_STEPS,
         max_time: float = np.inf, fallback: AbstractOption | None = None, interrupt: Interrupt | None = None,
-        record: bool = False,
+        record: bool = False, recovery: Sequence[Recovery] = (),
     ):  # fmt: skip
         """Options that act in `env`, discounted by `rule`, which the learner must use too.
 
@@ -76,7 +84,9 @@ class OptionEnv(AbstractEnv):
             max_steps, max_time: an option that runs so many steps, or so long in the environment's unit, is over.
             fallback: an option for where no other may start.
             interrupt: asked after every step whether the running option is to give way.
-            record: keep the inner rows of the last run in the state, padded to max_steps + 1.
+            record: keep the inner rows of the last run in the state, padded to max_steps + 1; what was rolled back is
+                not among them.
+            recovery: rules for options that fail; none: the level above chooses anew.
 
         Raises:
             ValueError: a rule in another unit than the environment's, no options, limits that leave no step, or an
@@ -92,34 +102,48 @@ class OptionEnv(AbstractEnv):
         self.options = OptionSet([*options, *([] if fallback is None else [fallback])])
         self.limits, self.fallback = limits, fallback is not None
         self.record = max_steps if record else None
+        self.recovery = tuple(recovery)
 
     @property
     def spec(self) -> Spec:
-        return declared(self.env.spec, len(self.options))
+        return declared(self.env.spec, len(self.options) * max(len(self.recovery), 1))
 
     def reset(self, *, key: PRNGKeyArray) -> tuple[OptionState, TimeStep]:
         state, time_step = self.env.reset(key=key)
         inner = None if self.record is None else self._empty(state, time_step)
-        legal = legality(self.options, time_step, self.fallback)
+        legal = self._legal(time_step)
         shown = dataclasses.replace(time_step, legal=legal, reward=jnp.where(legal.any(), time_step.reward, jnp.nan))
-        return OptionState(state, time_step, chosen(self.options, jnp.int32(0)), inner), shown
+        tally = Tally.empty() if self.recovery else None
+        return OptionState(state, time_step, chosen(self.options, jnp.int32(0)), inner, tally), shown
 
     def step(self, state: OptionState, action: Int[Array, ""], *, key: PRNGKeyArray) -> tuple[OptionState, TimeStep]:
-        may = legality(self.options, state.time_step, self.fallback)
-        legal = (action >= 0) & (action < len(self.options)) & may[jnp.clip(action, 0, len(self.options) - 1)]
-        begun = dataclasses.replace(state, run=chosen(self.options, jnp.where(legal, action, 0)))
+        may = self._legal(state.time_step)
+        legal = (action >= 0) & (action < len(may)) & may[jnp.clip(action, 0, len(may) - 1)]
+        rule, option = jnp.divmod(jnp.where(legal, action, 0), len(self.options))
+        begun = dataclasses.replace(state, run=chosen(self.options, option))
         if self.record is not None:
             begun = dataclasses.replace(begun, inner=self._empty(state.env_state, state.time_step))
-        done = jax.lax.while_loop(lambda s: ~s.run.over, lambda s: self._advance(s, key), begun)
-        may = legality(self.options, done.time_step, self.fallback)
+        if self.recovery:
+            begun = dataclasses.replace(begun, tally=Tally.empty())
+
+        def advance(now: OptionState) -> OptionState:
+            later = self._advance(now, key)
+            return self._recovered(begun, later, rule) if self.recovery else later
+
+        done = jax.lax.while_loop(lambda s: ~s.run.over, advance, begun)
+        may = self._legal(done.time_step)
         fine = legal & (may.any() | done.time_step.last)
         shown = summed(done.run, done.time_step, may)
+        if done.tally is not None:
+            paid = Rules.of(self.recovery).cost[rule] * done.tally.spent
+            shown = dataclasses.replace(shown, reward=shown.reward - paid)
         return done, dataclasses.replace(shown, reward=jnp.where(fine, shown.reward, jnp.nan))
 
     def _advance(self, state: OptionState, key: PRNGKeyArray) -> OptionState:
         """One primitive step of the option under way."""
         run, now = state.run, state.time_step
-        act_key, env_key, stop_key = jax.random.split(jax.random.fold_in(key, run.steps), 3)
+        ever = run.steps if state.tally is None else run.steps + state.tally.spent  # a new try draws anew
+        act_key, env_key, stop_key = jax.random.split(jax.random.fold_in(key, ever), 3)
         carry, decision = self.options.act(run.index, run.carry, now, key=act_key)
         env_state, arrived = self.env.step(state.env_state, decision.action, key=env_key)
         run = dataclasses.replace(run, carry=carry)
@@ -128,7 +152,23 @@ class OptionEnv(AbstractEnv):
         inner = state.inner
         if inner is not None:
             inner = _written(inner, run.steps, decision, arrived)
-        return OptionState(env_state, arrived, later, inner)
+        return OptionState(env_state, arrived, later, inner, state.tally)
+
+    def _recovered(self, begun: OptionState, now: OptionState, rule: Int[Array, ""]) -> OptionState:
+        """What follows where the run is over: it stays so, starts again here, or where it was chosen."""
+        run, tally = now.run, now.tally
+        assert tally is not None
+        again = self.options.can_start(now.time_step)[run.index]
+        failed, continues, rolls = Rules.of(self.recovery).follows(rule, run.reason, tally, again)
+        later = tally.add(failed, continues, rolls, run.steps)
+        running = jnp.zeros_like(run.reason)
+        anew = dataclasses.replace(run, carry=self.options.initial(), reason=running)
+        here = dataclasses.replace(now, run=select(continues, anew, run), tally=later)
+        return select(rolls, dataclasses.replace(begun, tally=later), here)
+
+    def _legal(self, time_step: TimeStep) -> Bool[Array, " O"]:
+        """Which actions may be chosen: options, once for each rule."""
+        return jnp.tile(legality(self.options, time_step, self.fallback), max(len(self.recovery), 1))
 
     def _empty(self, env_state: PyTree, time_step: TimeStep) -> Inner:
         """Rows for a run that begins at `time_step`."""

@@ -57,6 +57,8 @@ class TabularOption(AbstractOption):
     stop: Float[Array | np.ndarray, " S"]
     key: str = eqx.field(static=True, default="state")
     """The observation key that is the state's index."""
+    fails: Bool[Array | np.ndarray, " S"] | None = None
+    """Where it has failed; None: nowhere."""
 
     def can_start(self, time_step: TimeStep) -> Bool[Array, ""]:
         return jnp.asarray(self.initiation)[time_step.obs[self.key]]
@@ -71,6 +73,9 @@ class TabularOption(AbstractOption):
 
     def stop_prob(self, carry: None, time_step: TimeStep) -> Float[Array, ""]:
         return jnp.asarray(self.stop, jnp.float32)[time_step.obs[self.key]]
+
+    def failed(self, carry: None, time_step: TimeStep) -> Bool[Array, ""]:
+        return jnp.zeros((), bool) if self.fails is None else jnp.asarray(self.fails)[time_step.obs[self.key]]
 
 
 class OptionSet(eqx.Module):
@@ -120,6 +125,12 @@ class OptionSet(eqx.Module):
             return self._one(index).stop_prob(carry, time_step)
         stops = [lambda carries, i=i: self.options[i].stop_prob(carries[i], time_step) for i in range(len(self))]
         return jax.lax.switch(index, stops, carry)
+
+    def failed(self, index: Int[Array, ""], carry: PyTree, time_step: TimeStep) -> Bool[Array, ""]:
+        if self.alike:
+            return self._one(index).failed(carry, time_step)
+        fails = [lambda carries, i=i: self.options[i].failed(carries[i], time_step) for i in range(len(self))]
+        return jax.lax.switch(index, fails, carry)
 
     def stacked(self) -> Any:
         """The options, which are alike, as one whose arrays lead with O."""
@@ -188,13 +199,14 @@ def advanced(
 ) -> Under:  # fmt: skip
     """The run after one more primitive step, which led to `arrived`: its reward is added, and whether it ends is said.
 
-    An episode's end ends every option. Otherwise its own stop comes first, then an interruption, then its limits."""
+    An episode's end ends every option. Else its own stop comes first, then a failure, an interruption, its limits."""
     reward, factor = rule(arrived)
     steps, duration = under.steps + 1, under.duration + arrived.duration
     stops = jax.random.uniform(key) < options.stop_prob(under.index, under.carry, arrived)
     limit = (steps >= limits.steps) | (duration >= limits.time)
-    whys = (arrived.last, stops, jnp.asarray(interrupted), limit)
-    names = (EndReason.EPISODE, EndReason.STOPPED, EndReason.INTERRUPTED, EndReason.LIMIT)
+    failed = options.failed(under.index, under.carry, arrived)
+    whys = (arrived.last, stops, failed, jnp.asarray(interrupted), limit)
+    names = (EndReason.EPISODE, EndReason.STOPPED, EndReason.FAILURE, EndReason.INTERRUPTED, EndReason.LIMIT)
     reason = jnp.select(whys, [jnp.int32(name) for name in names], jnp.int32(EndReason.RUNNING))
     return Under(
         under.index, under.carry, steps, under.reward + under.factor * reward, under.factor * factor,

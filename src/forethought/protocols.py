@@ -6,6 +6,7 @@ import abc
 from typing import Any, Protocol, runtime_checkable
 
 import equinox as eqx
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
@@ -142,6 +143,11 @@ class AbstractOption(eqx.Module):
     @abc.abstractmethod
     def stop_prob(self, carry: PyTree, time_step: TimeStep) -> Float[Array, ""]:
         """The probability of stopping at a time step that it has led to, with the carry of the action before."""
+
+    def failed(self, carry: PyTree, time_step: TimeStep) -> Bool[Array, ""]:
+        """Whether what it was started for cannot be reached any more, asked where it does not stop; never, unless an
+        option says so."""
+        return jnp.zeros((), bool)
 
 
 @runtime_checkable

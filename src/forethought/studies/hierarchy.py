@@ -33,8 +33,8 @@ TASKS: dict[str, tuple[AbstractEnv, int]] = {
 """Environment and rows of training, the random prefill and resets included."""
 ARMS: dict[str, dict[str, Any]] = {
     "two levels": {},
-    "flat, with novelty": {"goals": False},
     "flat": {"goals": False, "novelty": 0.0},
+    "flat, with novelty": {"goals": False},
     "two levels, over when reached": {"reach": 0.6},
     "two levels, paid by progress": {"low_reward": "progress"},
     "two levels, goals alone pay": {"low_task": 0.0},

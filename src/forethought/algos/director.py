@@ -173,7 +173,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "cpu": dict(
         deter=64, hidden=64, classes=8, units=64, stoch=8, blocks=4, block_scale=2.0, layers=2, bins=63, batch=16,
         length=16, starts=4, envs=4, ticks=4, updates=4, prefill=1024, capacity=200_000, learning_rate=5e-4, warmup=100,
-        goal_variables=3, goal_spread=0.05,
+        goal_variables=3, goal_spread=0.05, low_reward="progress",
     ),
 }  # fmt: skip
 

@@ -43,17 +43,19 @@ def _task(parts: list[dict[str, Any]]) -> Html:
         cells.append(page.trace(x["arm"], roles[x["arm"]], at, np.mean(x["cells"], 0)))
     figures = (
         page.figure(
-            "Reward per episode", [page.plot(rewards, x="real rows", y="reward per episode", legend=True)],
+            "Reward per episode", [page.plot(rewards, x="real rows", y="reward per episode")],
             "A line per seed.", roles,
         ),
         page.figure(
-            "States ever visited", [page.plot(cells, x="real rows", y="states", legend=True)],
+            "States ever visited", [page.plot(cells, x="real rows", y="states")],
             "Means over seeds.", roles,
         ),
     )  # fmt: skip
-    head = ("arm", "seeds", "reward in training, IQM", "95 %", "greedy episodes that earn it, by seed", "real rows",
-            "updates", "imagined steps")  # fmt: skip
-    return tag("div", tag("div", *figures, class_="grid"), page.table(map(_row, parts), head))
+    head = ("arm", "reward in training, IQM and 95 %", "greedy episodes that earn it, by seed")
+    x = parts[0]
+    text = f"{x['seeds']} seeds an arm; each {x['real_rows']:,} real rows, {x['updates']:,} updates and"
+    lead = page.lead(f"{text} {x['imagined_steps']:,} imagined steps.")
+    return tag("div", lead, tag("div", *figures, class_="grid"), page.table(map(_row, parts), head))
 
 
 def _row(x: dict[str, Any]) -> tuple[str, ...]:
@@ -61,8 +63,7 @@ def _row(x: dict[str, Any]) -> tuple[str, ...]:
     interval = stats.iqm_interval(total, rng=np.random.default_rng(0))
     shown = "too few seeds" if interval is None else f"{interval[0]:.0f} to {interval[1]:.0f}"
     each = ", ".join(page.percent(float(g)) for g in greedy)
-    counts = (f"{x[name]:,}" for name in ("real_rows", "updates", "imagined_steps"))
-    return (x["arm"], str(x["seeds"]), f"{stats.iqm(total):.0f}", shown, each, *counts)
+    return (x["arm"], f"{stats.iqm(total):.0f} ({shown})", each)
 
 
 def _levels(parts: list[dict[str, Any]]) -> Html:

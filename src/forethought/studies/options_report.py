@@ -104,7 +104,7 @@ def _task(task: str, learned: list[dict[str, Any]]) -> Html:
         bands = [stats.iqm_interval(reward[:, k], rng=rng) or (np.nan, np.nan) for k in keep]
         band = [np.array([b[side] for b in bands]) for side in (0, 1)]
         curves.append(page.trace(x["arm"], roles[x["arm"]], at[keep], stats.iqm(reward)[keep], band=band))
-    plot = page.plot(curves, x="primitive steps, resets included", y="reward so far", legend=True)
+    plot = page.plot(curves, x="primitive steps, resets included", y="reward so far")
     head = ("choices", "how many", "reward, IQM", "95 %", "seeds without", "steps of a run", "runs of seed 0 ended by")
     figures = [page.figure("Reward collected", [plot], "Interquartile mean over seeds with its 95 % bootstrap.", roles)]
     layout = options.TASKS[task][1]

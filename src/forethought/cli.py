@@ -336,7 +336,7 @@ def _parser(arguments: Sequence[str]) -> Parser:
     study.add_argument("name", choices=STUDIES, help="which")
     study.add_argument("--out", type=Path, required=True, help="the study's directory")
     study.add_argument(
-        "--seeds", type=_positive, help="of each condition (default: 32; agents 10, dyna 30, hierarchy 5)"
+        "--seeds", type=_positive, help="of each condition (default: 32; agents 10, dyna 30, hierarchy 6)"
     )
     study.add_argument("--episodes", type=_positive, help="of each run (default: 2000, quick: 300)")
     study.add_argument(
